@@ -294,7 +294,7 @@ def pdf(language: str) -> Path:
     )
     log = tex.with_suffix(".log")
     if log.is_file():
-        done = process(python(), "docs/_ext/books.py", str(log)) or done
+        done = process(python(), "docs/_ext", "books.book", str(log)) or done
     if done:
         sys.exit(f"There is no PDF. It needs, on Debian and Ubuntu: {TEX_PACKAGES}")
     return tex.with_suffix(".pdf")
@@ -353,7 +353,9 @@ def validate(notebooks: str) -> None:
     if not answers(python(), "import triton"):
         say("The stored notebooks are not run: there is no Triton")
         return
-    say("The stored notebooks. If a new output is right: python docs/_ext/gpu_notebooks.py --force")
+    say(
+        "The stored notebooks. If a new output is right: python docs/_ext gallery.gpu_notebooks --force"
+    )
     paths = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(notebooks))
     run(python(), *NBVAL, *paths)
 
@@ -366,7 +368,7 @@ def check_site() -> None:
 
 def lab() -> None:
     """open tutorials and exercises as notebooks in JupyterLab (LAB_FLAGS=...: its options)"""
-    run(python(), "docs/_ext/notebooks.py", "build/notebooks")
+    run(python(), "docs/_ext", "gallery.downloads", "build/notebooks")
     run(python(), "-m", "jupyterlab", "--notebook-dir=build/notebooks", *words("LAB_FLAGS"))
 
 
@@ -374,7 +376,7 @@ def exercises() -> None:
     """for teachers: notebooks in build/exercises (WEEKS=12: nbgrader's weeks, in build/weeks_12)"""
     weeks = value("WEEKS")
     folder = f"build/weeks_{weeks}" if weeks else "build/exercises"
-    run(python(), "docs/_ext/hand_out.py", folder, *([weeks] if weeks else []))
+    run(python(), "docs/_ext", "course.hand_out", folder, *([weeks] if weeks else []))
 
 
 def bench() -> None:

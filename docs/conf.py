@@ -18,17 +18,15 @@ for folder in (EXTENSIONS, ROOT):
 paths = [str(ROOT), str(EXTENSIONS), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
-import api  # noqa: E402
-import cloud  # noqa: E402
-import editions  # noqa: E402
-import gallery  # noqa: E402
-import modules  # noqa: E402
+from api import package  # noqa: E402
+from editions import translation  # noqa: E402
+from gallery import running  # noqa: E402
+from sources import modules  # noqa: E402
 
 project = "lm_from_scratch"
 author = "The lm_from_scratch authors"
 copyright = "the lm_from_scratch authors, Apache License 2.0"
 release = version = modules.project()["project"]["version"]
-repository = cloud.address()  # for the landing page and links
 
 extensions = [
     "sphinx.ext.intersphinx",
@@ -39,23 +37,20 @@ extensions = [
     "sphinx_copybutton",
     "sphinxext.opengraph",
     # Those of this site, in docs/_ext.
-    "generated",
-    "editions",
-    "chinese",
-    "quicker",
-    "course",
-    "lessons",
-    "teaching",
-    "slides",
-    "landing",
-    "cloud",
-    "live",
-    "downloads",
-    "docstrings",
-    "terms",
-    "finding",
-    "descriptions",
-    "mathjax",
+    "output.generated",
+    "output.mathjax",
+    "editions.translation",
+    "editions.chinese",
+    "gallery.running",
+    "gallery.navigation",
+    "gallery.lessons",
+    "gallery.downloads",
+    "live.widgets",
+    "course.guide",
+    "course.slides",
+    "api.docstrings",
+    "lookup.terms",
+    "lookup.search",
 ]
 exclude_patterns = [
     "book.rst",
@@ -87,7 +82,7 @@ nitpick_ignore_regex = [
     # A default made by a factory is no Python: its signature is cut at the commas.
     (r"py:.*", r"(collections\.abc\.)?(dict|list|tuple|Mapping)\[.*"),
 ]
-language = editions.LANGUAGE
+language = translation.LANGUAGE
 locale_dirs = ["locale"]
 gettext_compact = False
 gettext_location = False
@@ -102,7 +97,7 @@ if tags.has("catalogues"):  # noqa: F821
     exclude_patterns.append("api/lm_from_scratch*")
     suppress_warnings += ["toc.excluded", "toc.not_included", "ref.doc"]
 autosummary_context = {
-    "folders": [name for name, path in api.listed().items() if path.stem == "__init__"]
+    "folders": [name for name, path in package.listed().items() if path.stem == "__init__"]
 }
 autodoc_default_options = {"exclude-members": "extra_repr, training"}
 autodoc_member_order = "bysource"
@@ -125,7 +120,7 @@ intersphinx_mapping = {
 }
 
 # -- Gallery, notebooks, mathematics ---------------------------------------------------------
-sphinx_gallery_conf = gallery.sphinx_gallery_conf()
+sphinx_gallery_conf = running.sphinx_gallery_conf()
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
@@ -142,13 +137,13 @@ html_css_files = ["site.css"]
 html_js_files = [("a11y.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
-# Summaries are fetched, which a copy opened from disk cannot do. See descriptions.py.
+# Summaries are fetched, which a copy opened from disk cannot do. See lookup/search.py.
 html_show_search_summary = False
 html_context = {"default_mode": "auto"}
 # Titles and descriptions for programs that show a link. Pictures would need the site's address.
 ogp_site_url = os.environ.get("SITE_URL", "")
 ogp_social_cards = {"enable": False}
-ogp_enable_meta_description = False  # descriptions.py has it, for the search as well
+ogp_enable_meta_description = False  # lookup/search.py has it, for the search as well
 html_sidebars = {"index": [], "tour": [], "course": [], "benchmarks": [], "search": []}
 html_theme_options = {
     "logo": {
@@ -167,7 +162,7 @@ html_theme_options = {
     "navbar_align": "left",
     "navbar_end": ["language_switch.html", "theme-switcher"],
     "navbar_persistent": ["search-button"],
-    "secondary_sidebar_items": ["page-toc", "sg_download_links", "cloud"],
+    "secondary_sidebar_items": ["page-toc", "sg_download_links"],
     "footer_start": ["copyright"],
     "footer_end": [],
     "back_to_top_button": False,
@@ -176,13 +171,13 @@ html_theme_options = {
 }
 
 # -- An edition in another language: its pages, from what the first edition has run ------------
-globals().update(editions.settings())
-if language != editions.FIRST:
+globals().update(translation.settings())
+if language != translation.FIRST:
     sphinx_gallery_conf["junit"] = ""
 
 # -- The book: the lessons, from the same results ----------------------------------------------
 if tags.has("book"):  # noqa: F821
-    import books
+    from books import book
 
-    globals().update(books.settings())
+    globals().update(book.settings())
     sphinx_gallery_conf["junit"] = ""

@@ -29,7 +29,7 @@ def converters() -> list[str]:
     """What the conversion needs, as the extra `docs` asks for it."""
     if IS_SDIST:
         return []
-    from modules import project
+    from sources.modules import project
 
     docs = project()["project"]["optional-dependencies"]["docs"]
     return [line for line in docs if line.partition(">")[0] in CONVERTERS]
@@ -49,7 +49,7 @@ def notebooks() -> Iterator[None]:
     if IS_SDIST:
         yield
         return
-    from notebooks import tutorials
+    from gallery.downloads import tutorials
 
     try:
         for place, text in tutorials():

@@ -1,7 +1,7 @@
 """``notebooks``: the tutorials and the exercises as notebooks, in a folder of the reader's.
 
 A build of the package converts the tutorials and packs them; in a clone they lie beside it, and
-`docs/_ext/notebooks.py` converts them.
+`docs/_ext/gallery/downloads.py` converts them.
 """
 
 import argparse

@@ -127,7 +127,11 @@ def stages() -> list[Stage]:
         ),
         Stage("pages as scripts", ("matplotlib", *of_models), lambda: pages(scripts)),
         Stage("times", of_models, command(python, "tests/benchmarks/bench_kernels.py")),
-        Stage("notebooks", OF_NOTEBOOKS, command(python, "docs/_ext/gpu_notebooks.py", "--force")),
+        Stage(
+            "notebooks",
+            OF_NOTEBOOKS,
+            command(python, "docs/_ext", "gallery.gpu_notebooks", "--force"),
+        ),
         Stage(
             "nbval",
             ("pytest", "nbval", *OF_NOTEBOOKS, *OF_CONFTEST),

@@ -12,11 +12,11 @@ from typing import Any
 
 import bench
 import bench_pages
-import benchmarks
 import measure
 import pytest
 import torch
 from measure import SMOKE, Row, Size, rows_of
+from output import benchmarks
 
 from lm_from_scratch.instruments.onednn import multiplies
 

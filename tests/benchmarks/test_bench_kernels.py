@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed here", exc_type=ImportError)
 
 import bench_kernels
-import gallery
 import torch
 import triton
 from bench_kernels import ROWS, Row, Setting
 from compile_kernels import kernels_in_the_package
+from gallery import pages
 from tiny_models import tiny_qwen2, token_ids
 
 from lm_from_scratch.instruments.roofline import GPU, Cost, measurements
@@ -130,7 +130,7 @@ def test_rows_that_look_at_positions_count_what_is_visible() -> None:
 def test_rows_have_names_that_pages_ask_for() -> None:
     """`roofline.show("swiglu", ...)` finds the results of the row of that name."""
     names = {row.kernel for make in ROWS.values() for row in make(Setting(smoke=True))}
-    for script in gallery.gpu_scripts():
+    for script in pages.gpu_scripts():
         for asked in re.findall(r"\bshow\(\s*\"([^\"]+)\"", script.read_text()):
             assert asked in names, f"{script.name} shows {asked!r}"
 

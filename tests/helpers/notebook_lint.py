@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from page import blocks
+from gallery.pages import blocks
 
 # What the gallery's converter leaves raw in a Markdown cell. CONTRIBUTING.md lists what to write.
 FAULTS = {

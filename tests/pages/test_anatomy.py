@@ -6,13 +6,11 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import folding
-import gallery
-import page
 import pytest
-from page import Section
+from gallery import folding, pages
+from gallery.pages import Section
 
-SCRIPTS = [*gallery.scripts(), *gallery.gpu_scripts()]
+SCRIPTS = [*pages.scripts(), *pages.gpu_scripts()]
 QUIZ = "Which sentence is false?"
 LAST = ["Bug museum", QUIZ, "Exercises", "Summary", "Sources"]
 LEVELS = "=-~"
@@ -29,12 +27,12 @@ WORDS, LINES, LINES_OF_A_BLOCK, WORDS_BEFORE_A_PICTURE = 1200, 100, 20, 150
 
 
 def is_lesson(script: Path) -> bool:
-    return not gallery.number(script)[1]
+    return not pages.number(script)[1]
 
 
 def faults(script: Path) -> list[str]:
-    sections = page.split(script)
-    code = [block.content for block in page.blocks(script) if block.type == "code"]
+    sections = pages.split(script)
+    code = [block.content for block in pages.blocks(script) if block.type == "code"]
     if [s.mark for s in sections].count("=") != 1 or sections[0].mark != "=":
         return ["the page does not begin with its one title"]
     found = wrong_headings(sections) + wrong_order(sections, is_lesson(script))
@@ -45,14 +43,14 @@ def faults(script: Path) -> list[str]:
         return found + too_long(script)
     versions = r"lm_from_scratch\.__version__", r"torch\.__version__"
     # What a page on a GPU kernel prints is the same on every machine.
-    if script.parent != gallery.GPU and not all(re.search(v, "".join(code[-1:])) for v in versions):
+    if script.parent != pages.GPU and not all(re.search(v, "".join(code[-1:])) for v in versions):
         found.append("the last block does not print the versions of torch and lm_from_scratch")
     return found
 
 
 def too_long(script: Path) -> list[str]:
     """What a lesson has too much of: words, visible lines, anything before its first picture."""
-    blocks = page.blocks(script)
+    blocks = pages.blocks(script)
     parts = iter(folding.parts([block.content for block in blocks if block.type == "code"]))
     words, visible, first, found = 0, 0, None, []
     for block in blocks:
@@ -60,8 +58,8 @@ def too_long(script: Path) -> list[str]:
             text = block.content
             picture = PICTURE.search(text)
             if picture and first is None:
-                first = words + page.words(text[: picture.start()])
-            words += page.words(text)
+                first = words + pages.words(text[: picture.start()])
+            words += pages.words(text)
         else:
             shown = next(parts)
             lines = sum(folding.lines(part) for part in shown if not part.kinds)
@@ -136,7 +134,7 @@ def test_page_has_its_parts(script: Path) -> None:
 
 def template(name: str) -> str:
     """The page that an author begins with."""
-    return (gallery.DOCS / "_templates" / f"{name}.py").read_text(encoding="utf-8")
+    return (pages.DOCS / "_templates" / f"{name}.py").read_text(encoding="utf-8")
 
 
 #: Where each would be.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-import book_drawings
-import books
-import figures
 import matplotlib.pyplot as plt
 import pytest
+from books import book, drawings
+from course.slides import to_mathml
 from docutils import nodes
 from docutils.core import publish_doctree
-from slides import to_mathml
+from gallery import figures
+from gallery.pages import DOCS
 from sphinx import addnodes
 from sphinx.util import texescape
 
@@ -25,24 +25,24 @@ def test_a_figure_becomes_a_file_in_black_on_white() -> None:
     ax.set_title("a & b")
     drawn = figures.themed(made, "one")
     plt.close("all")
-    ((kind, svg),) = book_drawings.found(f'<div class="output">{drawn}</div>\n<br />')
-    text = book_drawings.standing_alone(svg)
+    ((kind, svg),) = drawings.found(f'<div class="output">{drawn}</div>\n<br />')
+    text = drawings.standing_alone(svg)
     assert kind == "svg" and "var(" not in text and "currentColor" not in text
     root = ElementTree.fromstring(text)
-    assert root.tag == f"{book_drawings.SVG}svg" and root.get("aria-label") == "a & b"
+    assert root.tag == f"{drawings.SVG}svg" and root.get("aria-label") == "a & b"
     assert "a & b" in "".join(root.itertext())
 
 
 def test_a_link_in_a_drawing_is_none_in_its_file() -> None:
     links = dict.fromkeys(("lookups", "norm", "attention", "mlp", "stream", "logits"), "#there")
-    ((_, svg),) = book_drawings.found(diagrams.gpt2_blocks(4, links).html)
-    text = book_drawings.standing_alone(svg)
+    ((_, svg),) = drawings.found(diagrams.gpt2_blocks(4, links).html)
+    text = drawings.standing_alone(svg)
     assert "there" not in text and 'role="img"' in text
 
 
 def test_the_frames_of_a_drawing_are_all_shown() -> None:
     frames = [diagrams.lines(["a"], ["b"], [[1.0]]), diagrams.tokens(["a"])]
-    found = list(book_drawings.found(cache_diagrams.steps("round", frames, ["1", "2"]).html))
+    found = list(drawings.found(cache_diagrams.steps("round", frames, ["1", "2"]).html))
     assert [kind for kind, _ in found] == ["frame", "frame"]
     assert [label for _, (label, _) in found] == ["round 1", "round 2"]
     assert [part[0][0] for _, (_, part) in found] == ["svg", "text"]
@@ -56,20 +56,20 @@ def test_the_frames_of_a_drawing_are_all_shown() -> None:
     ],
 )
 def test_html_of_another_kind_is_reported(html: str) -> None:
-    assert [kind for kind, _ in book_drawings.found(html)] == ["unknown"]
+    assert [kind for kind, _ in drawings.found(html)] == ["unknown"]
 
 
 def test_words_on_coloured_grounds_in_tex() -> None:
     texescape.init()
-    ((kind, element),) = book_drawings.found(diagrams.tokens(["a_b", "中"], [1, 22]).html)
-    made = book_drawings.tex_drawing(element)
+    ((kind, element),) = drawings.found(diagrams.tokens(["a_b", "中"], [1, 22]).html)
+    made = drawings.tex_drawing(element)
     assert kind == "text"
     assert made.count(r"\bookbox{") == 2 and r"\bookbox{BFDCEC}" in made  # a quarter of #0072B2
     assert r"a\_b" in made and "中" in made and r"\booksmall{22}" in made
 
 
 def test_blanks_and_lines_are_kept_in_tex() -> None:
-    made = book_drawings.set_words("a  b\n c", [r"\textbf"])
+    made = drawings.set_words("a  b\n c", [r"\textbf"])
     assert made.count(r"\ ") == 3 and made.count("\\\\") == 1
     assert made.count(r"\textbf{") == 3
 
@@ -94,14 +94,14 @@ Text.
 
 
 def test_what_the_gallery_writes_around_a_page_is_left_out() -> None:
-    assert books.DOWNLOADS.sub("", PAGE).strip() == "Title\n=====\n\nText."
+    assert book.DOWNLOADS.sub("", PAGE).strip() == "Title\n=====\n\nText."
 
 
 def test_code_that_only_checks_or_draws_is_left_out() -> None:
     blocks = ["x = 1\nprint(x)\nassert x == 1", "assert x", "import a\nimport b\nimport c\ny = 2"]
     page = nodes.section()
     page += [nodes.literal_block(code, code, language="Python") for code in blocks]
-    books.shorten(page)
+    book.shorten(page)
     shown = [block.astext() for block in page.findall(nodes.literal_block)]
     assert shown == ["x = 1\nprint(x)", "import a\nimport b\nimport c\n\ny = 2"]
 
@@ -109,15 +109,15 @@ def test_code_that_only_checks_or_draws_is_left_out() -> None:
 def test_an_output_in_a_chapter_is_set_apart_once() -> None:
     output = nodes.literal_block("1", "1", classes=["sphx-glr-script-out"])
     lesson = addnodes.start_of_file("", nodes.section("", output), docname="1_gpt2/1_tokens")
-    book = nodes.document(None, None)
-    book += addnodes.start_of_file("", nodes.section("", lesson), docname="1_gpt2/index")
-    books.for_tex(book)
-    commands = [node.astext() for node in book.findall(nodes.raw)]
+    document = nodes.document(None, None)
+    document += addnodes.start_of_file("", nodes.section("", lesson), docname="1_gpt2/index")
+    book.for_tex(document)
+    commands = [node.astext() for node in document.findall(nodes.raw)]
     assert commands == [r"\begin{bookoutput}", r"\end{bookoutput}"]
 
 
 def test_the_landing_page_has_what_the_book_takes() -> None:
-    text = books.about((books.gallery.DOCS / "index.rst").read_text(encoding="utf-8"))
+    text = book.about((DOCS / "index.rst").read_text(encoding="utf-8"))
     titles = [node.astext() for node in publish_doctree(text).findall(nodes.title)]
     assert titles == ["About this book", "Set up", "The book and the site"]
     assert "School mathematics" in text and ".. grid" not in text and ".. live" not in text
@@ -138,6 +138,6 @@ Overfull \\hbox (52.9395pt too wide) in paragraph at lines 4--5
 Overfull \\vbox (99.5pt too high) has occurred while \\output is active
 Underfull \\vbox (badness 10000)
 """
-    found = books.faults(log)
+    found = book.faults(log)
     assert len(found) == 5 and "U+21B5" in found[0] and "`x'" in found[1] and "52.9" in found[3]
     assert "`a/b:x'" in found[2] and "99.5" in found[4]

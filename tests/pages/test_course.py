@@ -4,39 +4,36 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import course
-import exercises
-import gallery
-import page
-import plans
 import pytest
+from course import plans
+from gallery import exercises, navigation, pages
 
-PAGES = gallery.in_order()
+PAGES = pages.in_order()
 each_page = pytest.mark.parametrize("name", PAGES)
 
 
 @each_page
 def test_links_between_pages_lead_to_pages(name: str) -> None:
-    for block in page.blocks(gallery.script(name)):
-        for link in page.LINK.finditer(block.content):
-            assert page.target(name, link) in PAGES, link[0]
+    for block in pages.blocks(pages.script(name)):
+        for link in pages.LINK.finditer(block.content):
+            assert pages.target(name, link) in PAGES, link[0]
 
 
 @each_page
 def test_what_a_page_needs_comes_before_it(name: str) -> None:
     """In reading order, so that there is no circle either."""
-    assert set(page.needs(name)) <= set(PAGES[: PAGES.index(name)])
+    assert set(pages.needs(name)) <= set(PAGES[: PAGES.index(name)])
 
 
 def test_links_become_links_to_documents() -> None:
     text = (
         "Read `GPT-2 <../1_gpt2/2_gpt2.ipynb>`_ and `norms <1_rms_norm.ipynb>`_, `x <http://a.b>`_."
     )
-    assert page.with_documents("2_qwen2/2_rope", text, ":doc:`{} <{}>`") == (
+    assert pages.with_documents("2_qwen2/2_rope", text, ":doc:`{} <{}>`") == (
         "Read :doc:`GPT-2 </auto_tutorials/1_gpt2/2_gpt2>` and "
         ":doc:`norms </auto_tutorials/2_qwen2/1_rms_norm>`, `x <http://a.b>`_."
     )
-    kernel = page.with_documents("gpu/2_softmax", "`one <1_swiglu.ipynb>`_", ":doc:`{} <{}>`")
+    kernel = pages.with_documents("gpu/2_softmax", "`one <1_swiglu.ipynb>`_", ":doc:`{} <{}>`")
     assert kernel == ":doc:`one </gpu/1_swiglu>`"
 
 
@@ -44,28 +41,28 @@ def test_minutes_follow_the_rule() -> None:
     text = "word " * 2000 + "\n\n.. math::\n\n   a = b\n\n.. math::\n\n   c\n\nhttps://a.org/b/c\n"
     code = "# a comment\n\n" + "x = 1\n" * 80
     blocks = [SimpleNamespace(type=t, content=c) for t, c in (("text", text), ("code", code))]
-    assert page.read_in(blocks) == 15  # 10 and 4 and 1
+    assert pages.read_in(blocks) == 15  # 10 and 4 and 1
 
 
 @each_page
 def test_every_page_has_its_facts(name: str) -> None:
-    assert page.minutes(name) < 90
-    assert page.exercises(name) >= gallery.is_lesson(name)
-    assert (page.packages(name) == ["triton"]) == name.startswith("gpu/")
+    assert pages.minutes(name) < 90
+    assert pages.exercises(name) >= pages.is_lesson(name)
+    assert (pages.packages(name) == ["triton"]) == name.startswith("gpu/")
 
 
 def test_packages_are_those_beyond_the_core() -> None:
-    assert page.packages("1_gpt2/1_tokens") == []
-    assert page.packages("1_gpt2/2a_gpt2_in_depth") == ["transformers"]
+    assert pages.packages("1_gpt2/1_tokens") == []
+    assert pages.packages("1_gpt2/2a_gpt2_in_depth") == ["transformers"]
     core = {"torch", "numpy", "matplotlib", "tokenizers", "lm_from_scratch"}
-    assert not core & {package for name in PAGES for package in page.packages(name)}
+    assert not core & {package for name in PAGES for package in pages.packages(name)}
 
 
 def test_only_pages_of_the_course_have_a_strip() -> None:
-    assert gallery.page_of("auto_tutorials/1_gpt2/1_tokens") == "1_gpt2/1_tokens"
-    assert gallery.page_of("gpu/1_swiglu") == "gpu/1_swiglu"
-    assert gallery.page_of("index") is None
-    assert gallery.page_of("auto_tutorials/index") is None
+    assert pages.page_of("auto_tutorials/1_gpt2/1_tokens") == "1_gpt2/1_tokens"
+    assert pages.page_of("gpu/1_swiglu") == "gpu/1_swiglu"
+    assert pages.page_of("index") is None
+    assert pages.page_of("auto_tutorials/index") is None
 
 
 # -- lessons and what is beside them ----------------------------------------------------------
@@ -73,25 +70,25 @@ def test_only_pages_of_the_course_have_a_strip() -> None:
 
 def test_an_in_depth_page_has_its_lesson() -> None:
     for name in PAGES:
-        lesson = gallery.lesson(name)
-        assert gallery.is_lesson(lesson) and lesson.partition("/")[0] == name.partition("/")[0]
-        assert gallery.is_lesson(name) == (lesson == name)
-        assert gallery.is_lesson(name) or lesson in page.needs(name)
+        lesson = pages.lesson(name)
+        assert pages.is_lesson(lesson) and lesson.partition("/")[0] == name.partition("/")[0]
+        assert pages.is_lesson(name) == (lesson == name)
+        assert pages.is_lesson(name) or lesson in pages.needs(name)
 
 
 def test_each_in_depth_page_is_below_one_lesson() -> None:
     """And below no in-depth page: the sidebar would go round in a circle."""
-    below = [page for name in gallery.in_order() for page in gallery.in_depth(name)]
-    assert sorted(below) == sorted(set(gallery.in_order()) - set(gallery.lessons()))
+    below = [page for name in pages.in_order() for page in pages.in_depth(name)]
+    assert sorted(below) == sorted(set(pages.in_order()) - set(pages.lessons()))
 
 
 def test_the_path_leads_from_lesson_to_lesson() -> None:
-    path = gallery.lessons()
-    assert course.beside(path[0]) == (None, path[1])
-    assert course.beside(path[-1]) == (path[-2], None)
+    path = pages.lessons()
+    assert navigation.beside(path[0]) == (None, path[1])
+    assert navigation.beside(path[-1]) == (path[-2], None)
     for name in set(PAGES) - set(path):
-        lesson = gallery.lesson(name)
-        assert course.beside(name) == (lesson, course.beside(lesson)[1])
+        lesson = pages.lesson(name)
+        assert navigation.beside(name) == (lesson, navigation.beside(lesson)[1])
 
 
 # -- plans -----------------------------------------------------------------------------------
@@ -105,7 +102,7 @@ def test_a_plan_can_be_followed(number: int) -> None:
     assert len(weeks) == number and all(week.pages for week in weeks)
     taken = [name for week in weeks for name in week.pages]
     assert taken == sorted(set(taken), key=PAGES.index)
-    assert all(page.behind(name) & {*gallery.lessons()} <= set(taken) for name in taken)
+    assert all(pages.behind(name) & {*pages.lessons()} <= set(taken) for name in taken)
     week_of = {one.name: i for i, week in enumerate(weeks) for one in week.exercises}
     week_of |= {name: i for i, week in enumerate(weeks) for name in week.pages}
     for one in exercises.written():
@@ -116,5 +113,5 @@ def test_a_plan_can_be_followed(number: int) -> None:
 
 def test_the_long_plan_has_every_lesson() -> None:
     taken = plans.pages_to(plans.PLANS[12][0])
-    lessons = gallery.lessons()
+    lessons = pages.lessons()
     assert {name for name in lessons if not name.startswith("gpu/")} <= set(taken) <= set(lessons)

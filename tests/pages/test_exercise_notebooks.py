@@ -11,19 +11,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import course
-import exercise_pages
-import exercises
-import gallery
-import hand_out
 import nbclient
 import nbformat
-import page
-import plans
 import pytest
-import sheets
-import teaching
+from course import exercise_pages, guide, hand_out, plans, sheets
 from exercise_leaks import leaks, plain, secrets
+from gallery import exercises, navigation, pages
 from sphinx.addnodes import pending_xref
 
 from lm_from_scratch.exercises import notebooks_command, source
@@ -90,7 +83,7 @@ def test_the_student_notebook_runs_and_gets_nothing(found: Exercise) -> None:
 def test_in_a_real_kernel() -> None:
     """The tests above run cells by exec, which is fast; Jupyter says the same."""
     found = next(found for found in EXERCISES if found.name == "rms_norm")
-    environment = {**os.environ, "PYTHONPATH": str(gallery.ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(pages.ROOT)}
     for text, points in ((as_source, float(found.points)), (as_student, 0.0)):
         made = nbformat.reads(dump(notebook(found, text)), as_version=4)
         nbclient.NotebookClient(made, timeout=120, kernel_name="python3").execute(env=environment)
@@ -242,9 +235,9 @@ def test_no_solution_in_the_archive() -> None:
 
 @each_exercise
 def test_links_lead_both_ways(found: Exercise) -> None:
-    assert gallery.script(found.page).is_file(), f"{found.page} is no tutorial"
-    assert f"`{gallery.document(found.page)}`" in exercise_pages.page(found)
-    (line,) = course.with_checks(found.page, "gpu/1_swiglu")
+    assert pages.script(found.page).is_file(), f"{found.page} is no tutorial"
+    assert f"`{pages.document(found.page)}`" in exercise_pages.page(found)
+    (line,) = navigation.with_checks(found.page, "gpu/1_swiglu")
     assert f"/exercises/{found.name}" in [x["reftarget"] for x in line.findall(pending_xref)]
 
 
@@ -291,11 +284,11 @@ def test_a_row_of_the_matrix() -> None:
 @pytest.mark.parametrize("number", plans.PLANS)
 def test_a_plan_adds_up(number: int) -> None:
     weeks = plans.weeks(number)
-    text = teaching.plan_table(number)
+    text = guide.plan_table(number)
     taken = [found for week in weeks for found in week.exercises]
     assert all(f"/{found.name}/text.py) (`{found.name}`)" in text for found in taken)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)
-    reading = sum(page.minutes(name) for week in weeks for name in week.pages)
+    reading = sum(pages.minutes(name) for week in weeks for name in week.pages)
     work = sum(found.minutes for found in taken)
     assert total and int(total[1]) + int(total[2]) == reading + work
 
@@ -317,7 +310,7 @@ def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from lm_from_scratch.exercises import catalogue
     from lm_from_scratch.exercises.exercise import drafts
 
-    guide = (gallery.DOCS / "teaching.md").read_text(encoding="utf-8")
+    guide = (pages.DOCS / "teaching.md").read_text(encoding="utf-8")
     text, module = re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)
     (tmp_path / "softcap").mkdir()
     for file, code in (("text.py", text), ("checks.py", module)):

@@ -6,9 +6,9 @@ import importlib.metadata
 import json
 import re
 
-import families
-import gallery
 import pytest
+from api import families
+from gallery import pages
 
 from lm_from_scratch.checkpoint import ideas
 from lm_from_scratch.checkpoint.ideas import describe, stored
@@ -81,7 +81,7 @@ def test_every_idea_leads_to_a_page_of_the_course() -> None:
     """Or to one of the chapter's lessons, which have these numbers."""
     for idea in ideas.IDEAS.values():
         if idea.page and not re.match(r"9_since_qwen2/[2-8]_\w+$", idea.page):
-            assert gallery.script(idea.page).is_file(), idea.page
+            assert pages.script(idea.page).is_file(), idea.page
 
 
 def test_the_page_has_a_card_for_each_family() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-import figures
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from gallery import figures
 
 from lm_from_scratch.instruments.plot import figure, mask_map, number_map
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import folding
 import pytest
+from gallery import folding
 
 IMPORTS = "import a\nimport b\nimport c\nimport d\n"
 DRAW = "import matplotlib.pyplot as plt\n"

@@ -12,15 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gallery
-import gpu_notebooks
 import nbformat
-import notebooks
 import pytest
+from gallery import downloads, gpu_notebooks, pages
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from notebook_lint import lint_notebook, lint_script
 
-SCRIPTS = gallery.gpu_scripts()
+SCRIPTS = pages.gpu_scripts()
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed here"
@@ -54,25 +52,25 @@ def text_of(output: Any) -> str:
 def test_the_pages_are_numbered() -> None:
     names = [script.name for script in SCRIPTS]
     assert [name for name in names if not re.fullmatch(r"\d+[a-z]?_\w+\.py", name)] == []
-    lessons = [number for number, letter in map(gallery.number, SCRIPTS) if not letter]
+    lessons = [number for number, letter in map(pages.number, SCRIPTS) if not letter]
     assert lessons == list(range(1, len(lessons) + 1))
 
 
 def test_no_notebook_is_without_its_script() -> None:
-    assert {path.stem for path in gallery.GPU.glob("*.ipynb")} == {s.stem for s in SCRIPTS}
+    assert {path.stem for path in pages.GPU.glob("*.ipynb")} == {s.stem for s in SCRIPTS}
 
 
 @each_script
 def test_text_is_clean(script: Path) -> None:
     assert lint_script(script) == []
-    assert lint_notebook(notebooks.convert(script)) == []
+    assert lint_notebook(downloads.convert(script)) == []
     text = "\n".join(cell.source for cell in gpu_notebooks.cells(script))
     assert text.lstrip().startswith("# ")
 
 
 @each_script
 def test_the_notebook_belongs_to_the_script(script: Path) -> None:
-    """If this fails: python docs/_ext/gpu_notebooks.py"""
+    """If this fails: python docs/_ext gallery.gpu_notebooks"""
     assert gpu_notebooks.is_fresh(script)
     notebook = stored(script)
     nbformat.validate(notebook)
@@ -126,7 +124,7 @@ def test_outputs_hold_nothing_that_varies(script: Path) -> None:
 @needs_triton
 @each_script
 def test_source_is_printed_as_it_is(script: Path) -> None:
-    """If this fails: python docs/_ext/gpu_notebooks.py"""
+    """If this fails: python docs/_ext gallery.gpu_notebooks"""
     stored_cells, now = stored(script).cells, stored(script).cells
     gpu_notebooks.print_again(now)
     assert now == stored_cells
@@ -277,7 +275,7 @@ def test_a_page_with_a_fault_is_not_stored(
     old.write_text("old")
     page.write_text(PAGE + "\n# %%\n# More.\n\n" + code + "\n")
     monkeypatch.setattr(gpu_notebooks, "SECONDS_OF_A_CELL", 5)
-    monkeypatch.setattr(gallery, "gpu_scripts", lambda: [page])
+    monkeypatch.setattr(pages, "gpu_scripts", lambda: [page])
     monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py", "--force"])
     with pytest.raises(error, match=words):
         gpu_notebooks.main()
@@ -289,7 +287,7 @@ def test_new_measurements_make_a_notebook_old(
     monkeypatch: pytest.MonkeyPatch, page: Path, tmp_path: Path
 ) -> None:
     """What `roofline.show` prints and draws is another one then."""
-    monkeypatch.setattr(gallery, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
     found = gpu_notebooks.made_from(gpu_notebooks.cells(page))
     assert found["measurements"] == "none"
     notebook = nbformat.v4.new_notebook(metadata={gpu_notebooks.METADATA: found})

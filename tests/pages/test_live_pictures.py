@@ -6,44 +6,40 @@ import io
 import json
 import zipfile
 
-import downloads
-import gallery
-import live
-import live_pictures
-import notebooks
 import pytest
 import torch
-import tour
 from docutils.core import publish_doctree
+from gallery import downloads, pages
+from live import pictures, tour, widgets
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
-USED = [script for script in gallery.scripts() if ".. live::" in script.read_text()]
+USED = [script for script in pages.scripts() if ".. live::" in script.read_text()]
 
 
 @pytest.mark.parametrize("model", ["gpt2-docs", "qwen2-docs"])
-@pytest.mark.parametrize("widget", sorted(set(live.INVITATIONS) - {"tour"}))
+@pytest.mark.parametrize("widget", sorted(set(widgets.INVITATIONS) - {"tour"}))
 def test_shares_of_a_picture_are_shares(widget: str, model: str) -> None:
-    caption, rows = live_pictures.picture(widget, model, live.PROMPT)
+    caption, rows = pictures.picture(widget, model, widgets.PROMPT)
     assert caption and rows and all(label and 0 <= share <= 1 for label, share, _ in rows)
     if widget == "look":  # one row of a softmax
         assert sum(share for _, share, _ in rows) == pytest.approx(1, abs=1e-5)
 
 
 def test_every_widget_has_a_script_an_invitation_and_a_picture() -> None:
-    scripts = {path.stem for path in (live.LIVE / "widgets").glob("*.js")}
-    assert scripts == set(live.INVITATIONS) == set(live_pictures.PICTURES)
+    scripts = {path.stem for path in (widgets.LIVE / "widgets").glob("*.js")}
+    assert scripts == set(widgets.INVITATIONS) == set(pictures.PICTURES)
 
 
 def test_the_last_block_says_what_the_model_says() -> None:
-    label, share, _ = live_pictures.lens("qwen2-docs", live.PROMPT)[-1]
-    (best, most, _) = live_pictures.picture("next", "qwen2-docs", live.PROMPT)[1][0]
+    label, share, _ = pictures.lens("qwen2-docs", widgets.PROMPT)[-1]
+    (best, most, _) = pictures.picture("next", "qwen2-docs", widgets.PROMPT)[1][0]
     assert label.endswith(f": {best}") and share == pytest.approx(most, abs=1e-6)
 
 
 def test_the_states_of_the_tour_are_those_of_the_model() -> None:
     model, tokenizer = load_shipped(tour.MODEL)
-    ids = tokenizer.start(live.PROMPT)
+    ids = tokenizer.start(widgets.PROMPT)
     states = tour.stages(model.eval(), ids)
     block, x = model.backbone.layers[0], model.head_weight[ids]  # type: ignore[union-attr]
     seen: list[torch.Tensor] = []
@@ -93,14 +89,14 @@ def test_downloads_have_no_widgets() -> None:
 
 @pytest.mark.parametrize("script", USED, ids=lambda path: path.stem)
 def test_notebooks_have_no_widgets(script: object) -> None:
-    text = json.dumps(notebooks.convert(script))  # type: ignore[arg-type]
+    text = json.dumps(downloads.convert(script))  # type: ignore[arg-type]
     assert "live::" not in text and "model: gpt2-docs" not in text
 
 
 def test_a_widget_that_does_not_exist_is_an_error() -> None:
     from docutils.parsers.rst import directives
 
-    directives.register_directive("live", live.Live)
+    directives.register_directive("live", widgets.Live)
     document = publish_doctree(
         ".. live:: nothing", settings_overrides={"report_level": 5, "halt_level": 6}
     )

@@ -7,19 +7,17 @@ import re
 from functools import cache
 from pathlib import Path
 
-import exercise_pages
-import exercises
-import gallery
-import museum
-import page
 import pytest
+from course import exercise_pages
+from gallery import exercises, pages
+from museum import cards
 
 
 @cache
 def in_names_of_tests() -> set[str]:
     """The numbers that a test carries in its name: "test_Q4_..."."""
     found: set[str] = set()
-    for path in (gallery.ROOT / "tests").rglob("test_*.py"):
+    for path in (pages.ROOT / "tests").rglob("test_*.py"):
         text = path.read_text(encoding="utf-8")
         for carried in re.findall(r"^def test_((?:[gqklt][1-9]\d?_)+)", text, re.M | re.I):
             found.update(carried.upper().strip("_").split("_"))
@@ -27,30 +25,30 @@ def in_names_of_tests() -> set[str]:
 
 
 def test_pages_hunts_and_tests_name_numbers_that_exist() -> None:
-    shown = {number for one in museum.exhibits() for number in museum.shown(one)}
-    assert shown <= set(museum.numbers())
-    assert in_names_of_tests() <= set(museum.numbers())
+    shown = {number for one in cards.exhibits() for number in cards.shown(one)}
+    assert shown <= set(cards.numbers())
+    assert in_names_of_tests() <= set(cards.numbers())
     for one in exercises.written():
-        assert set(museum.NUMBER.findall(one.hunt)) <= set(museum.numbers())
+        assert set(cards.NUMBER.findall(one.hunt)) <= set(cards.numbers())
 
 
 def test_no_heading_has_a_number() -> None:
     """A reader looks for what happened."""
-    assert [one for one in museum.exhibits() if museum.NUMBER.search(one.title)] == []
+    assert [one for one in cards.exhibits() if cards.NUMBER.search(one.title)] == []
 
 
 def test_every_card_is_whole() -> None:
-    shown = [number for numbers in museum.cards().values() for number in numbers]
-    assert sorted(shown) == sorted(museum.numbers())
-    for number, mistake in museum.numbers().items():
-        assert mistake.old != mistake.new and mistake.saw.endswith(".") and museum.chapters(number)
+    shown = [number for numbers in cards.cards().values() for number in numbers]
+    assert sorted(shown) == sorted(cards.numbers())
+    for number, mistake in cards.numbers().items():
+        assert mistake.old != mistake.new and mistake.saw.endswith(".") and cards.chapters(number)
         for line in (mistake.old, mistake.new):
             assert 3 < len(line) < 90 and "\n" not in line
 
 
 def test_every_number_has_a_test() -> None:
     """Those with an M are asserted by their pages, see below."""
-    elsewhere = {number for number in museum.numbers() if number[0] != "M"}
+    elsewhere = {number for number in cards.numbers() if number[0] != "M"}
     assert elsewhere - in_names_of_tests() == set()
 
 
@@ -64,20 +62,20 @@ def asserts(node: ast.AST) -> bool:
 def section_asserts(script: Path, title: str) -> bool:
     """Whether the code between this heading of a page and the next one does."""
     heading = ""
-    for block in page.blocks(script):
+    for block in pages.blocks(script):
         if block.type == "text":
-            heading = [heading, *(found[0] for found in page.HEADING.findall(block.content))][-1]
+            heading = [heading, *(found[0] for found in pages.HEADING.findall(block.content))][-1]
         elif heading == title and asserts(ast.parse(block.content)):
             return True
     return False
 
 
-@pytest.mark.parametrize("number", [n for n in museum.numbers() if n[0] == "M"])
+@pytest.mark.parametrize("number", [n for n in cards.numbers() if n[0] == "M"])
 def test_its_page_shows_and_asserts_it(number: str) -> None:
-    (exhibit,) = (one for one in museum.exhibits() if number in museum.shown(one))
+    (exhibit,) = (one for one in cards.exhibits() if number in cards.shown(one))
     first = exhibit.text.partition("\n\n")[0]
-    assert any(number in museum.NUMBER.findall(found) for found in museum.SHOWN.findall(first))
-    assert section_asserts(gallery.script(exhibit.page), exhibit.title)
+    assert any(number in cards.NUMBER.findall(found) for found in cards.SHOWN.findall(first))
+    assert section_asserts(pages.script(exhibit.page), exhibit.title)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_its_page_shows_and_asserts_it(number: str) -> None:
     ],
 )
 def test_a_mistake_that_is_not_asserted_is_found(tmp_path: Path, code: str, holds: bool) -> None:
-    template = (gallery.DOCS / "_templates" / "in_depth.py").read_text(encoding="utf-8")
+    template = (pages.DOCS / "_templates" / "in_depth.py").read_text(encoding="utf-8")
     assert template.count("assert wrong.sum() == 3") == 1
     script = tmp_path / "page.py"
     script.write_text(template.replace("assert wrong.sum() == 3", code), encoding="utf-8")
@@ -99,10 +97,10 @@ def test_a_mistake_that_is_not_asserted_is_found(tmp_path: Path, code: str, hold
 
 
 def test_every_mistake_of_a_page_has_a_card() -> None:
-    assert [one for one in museum.exhibits() if not museum.shown(one)] == []
+    assert [one for one in cards.exhibits() if not cards.shown(one)] == []
 
 
 def test_every_hunt_leads_to_the_index() -> None:
     for one in exercises.written():
-        for number in museum.NUMBER.findall(one.hunt):
-            assert f"<{museum.label(number)}>`" in exercise_pages.page(one)
+        for number in cards.NUMBER.findall(one.hunt):
+            assert f"<{cards.label(number)}>`" in exercise_pages.page(one)

@@ -8,33 +8,29 @@ import json
 import re
 from pathlib import Path
 
-import folding
-import gallery
-import gpu_notebooks
 import nbclient
 import nbformat
-import notebooks
-import page
 import pytest
+from gallery import downloads, folding, gpu_notebooks, pages
 from notebook_lint import lint, lint_notebook, lint_script
 
 from lm_from_scratch.exercises import notebooks_command
 
-SCRIPTS = gallery.scripts()
+SCRIPTS = pages.scripts()
 CHAPTERS = sorted({script.parent for script in SCRIPTS if script.parent.name[0].isdigit()})
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
 def test_every_script_is_on_a_page() -> None:
     """A file that the gallery would leave out is a page that nobody finds."""
-    chapters = [chapter for chapter in gallery.chapters() if chapter.name[0].isdigit()]
+    chapters = [chapter for chapter in pages.chapters() if chapter.name[0].isdigit()]
     stray = {path for chapter in chapters for path in chapter.glob("*.py")} - set(SCRIPTS)
     assert stray == set()
 
 
 def test_file_names_are_plain() -> None:
     """They become addresses: letters, digits, underscores."""
-    names = [script.relative_to(gallery.TUTORIALS).as_posix() for script in SCRIPTS]
+    names = [script.relative_to(pages.TUTORIALS).as_posix() for script in SCRIPTS]
     assert [name for name in names if not re.fullmatch(r"\w+/\w+\.py", name)] == []
 
 
@@ -45,12 +41,12 @@ def test_there_is_a_tutorial() -> None:
 @each_script
 def test_text_is_clean(script: Path) -> None:
     assert lint_script(script) == []
-    assert lint_notebook(notebooks.convert(script)) == []
+    assert lint_notebook(downloads.convert(script)) == []
 
 
 @each_script
 def test_notebook_is_valid(script: Path) -> None:
-    notebook = notebooks.convert(script)
+    notebook = downloads.convert(script)
     nbformat.validate(notebook)
     first, *_ = notebook["cells"]
     assert "".join(first["source"]).lstrip().startswith("# ")
@@ -64,8 +60,8 @@ def lines(sources: list[str]) -> list[str]:
 @each_script
 def test_a_notebook_has_every_line_of_its_script(script: Path) -> None:
     """Which the build runs."""
-    blocks = [block.content for block in page.blocks(script) if block.type == "code"]
-    cells = notebooks.convert(script)["cells"]
+    blocks = [block.content for block in pages.blocks(script) if block.type == "code"]
+    cells = downloads.convert(script)["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert [line.removesuffix(";") for line in lines(code)] == lines(blocks) != []
 
@@ -76,7 +72,7 @@ def test_a_notebook_has_every_line_of_its_script(script: Path) -> None:
 )
 def test_a_notebook_runs_from_a_folder_of_its_own(script: Path, tmp_path: Path) -> None:
     """The first page of each chapter: what a build does not have is IPython, and another folder."""
-    notebook = nbformat.reads(json.dumps(notebooks.convert(script)), as_version=4)
+    notebook = nbformat.reads(json.dumps(downloads.convert(script)), as_version=4)
     place = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place)
     client.execute(env=gpu_notebooks.environment())
@@ -87,9 +83,9 @@ def test_a_notebook_runs_from_a_folder_of_its_own(script: Path, tmp_path: Path) 
 @each_script
 def test_a_notebook_hides_what_the_site_folds(script: Path) -> None:
     """By a cell's own metadata. Nothing else of a cell is out of a reader's sight."""
-    cells = notebooks.convert(script)["cells"]
+    cells = downloads.convert(script)["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    blocks = [block.content for block in page.blocks(script) if block.type == "code"]
+    blocks = [block.content for block in pages.blocks(script) if block.type == "code"]
     parts = [part for block in folding.parts(blocks) for part in block]
     hidden = ["jupyter" in cell["metadata"] for cell in code]
     assert hidden == [bool(part.kinds) for part in parts]
@@ -103,14 +99,14 @@ def test_a_value_above_a_hidden_check_is_not_shown(tmp_path: Path) -> None:
     script.write_text(
         '"""\nA page\n======\n"""\n\nx = [1]\nx.pop()\nassert not x\n# %%\n# On.\nx\n'
     )
-    cells = [cell for cell in notebooks.convert(script)["cells"] if cell["cell_type"] == "code"]
+    cells = [cell for cell in downloads.convert(script)["cells"] if cell["cell_type"] == "code"]
     assert ["".join(cell["source"]) for cell in cells] == ["x = [1]\nx.pop();", "assert not x", "x"]
 
 
 def test_every_tutorial_has_its_place() -> None:
-    places = [place for place, _ in notebooks.tutorials()]
+    places = [place for place, _ in downloads.tutorials()]
     assert len(places) == len(set(places))
-    assert {notebooks.name(script) for script in SCRIPTS} < set(places)
+    assert {Path(script.parent.name, f"{script.stem}.ipynb") for script in SCRIPTS} < set(places)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +142,7 @@ def test_lint_finds(markdown: str) -> None:
 def test_lint_accepts_the_subset(tmp_path: Path) -> None:
     script = tmp_path / "1_page.py"
     script.write_text(SUBSET)
-    notebook = notebooks.convert(script)
+    notebook = downloads.convert(script)
     assert lint_notebook(notebook) == []
     assert lint_script(script) == []
     text = "".join(notebook["cells"][0]["source"])
@@ -181,12 +177,12 @@ def test_changed_notebook_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     script = tmp_path / "tutorials" / "1_a" / "1_page.py"
     script.parent.mkdir(parents=True)
     script.write_text(SUBSET)
-    monkeypatch.setattr(gallery, "scripts", lambda: [script])
-    monkeypatch.setattr(gallery, "gpu_scripts", list)
+    monkeypatch.setattr(pages, "scripts", lambda: [script])
+    monkeypatch.setattr(pages, "gpu_scripts", list)
     out = tmp_path / "out"
 
     def write() -> dict[Path, bool]:
-        return dict(notebooks_command.write(out, notebooks.tutorials()))
+        return dict(notebooks_command.write(out, downloads.tutorials()))
 
     (path,) = write()
     script.write_text(SUBSET.replace("A page", "B page"))

@@ -6,12 +6,12 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-import lessons
 import pytest
-import rst
-import slides
+from course import slides
 from docutils import nodes
 from docutils.core import publish_doctree
+from gallery import lessons
+from sources import templates
 
 SVG = '<div class="figure"><svg><path/></svg></div>'
 PAGE = f"""
@@ -115,7 +115,7 @@ def test_a_question_folds_its_answer(found: list[slides.Slide]) -> None:
 
 
 def test_a_file_needs_no_other(found: list[slides.Slide]) -> None:
-    made = rst.render("slides.html", title="A <page>", slides=found, language="en")
+    made = templates.render("slides.html", title="A <page>", slides=found, language="en")
     assert "<title>A &lt;page&gt;</title>" in made and made.count("<section") == len(found)
     assert not re.search(r"<link|<script src|<img(?![^>]*data:)|url\(|@import|https?:", made)
     assert made.index("<h1>") < made.index("<h2>") and made.count("<h1>") == 1

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import re
 
-import gallery
-import museum
 import pytest
-import rst
-import stories
+from gallery import pages
+from museum import cards, stories
+from sources import templates
 
 DIRECTIVE = re.compile(r"^\.\. (?:raw|code-block|meta|rst-class)::.*\n(?:(?:   .*)?\n)*", re.M)
 
 
 def words(text: str) -> list[str]:
     """Of the prose: without directives, the small print below a fix, and addresses."""
-    text = re.sub(rf"^:ref:`{museum.ONE} .*\n", "", DIRECTIVE.sub("", text), flags=re.M)
+    text = re.sub(rf"^:ref:`{cards.ONE} .*\n", "", DIRECTIVE.sub("", text), flags=re.M)
     text = re.sub(r":doc:|\s*<[^<>]*>(?=`)", "", text)
     return re.findall(r"[\w'-]*\w", text)
 
 
 def test_there_are_ten_and_each_has_a_template() -> None:
     folder = stories.FOLDER
-    templates = {
+    names = {
         name.removeprefix(f"{folder}/").removesuffix(".rst")
-        for name in rst.PAGES.list_templates()
+        for name in templates.PAGES.list_templates()
         if name.startswith(f"{folder}/")
     }
-    assert set(stories.STORIES) == templates and len(templates) == 10
+    assert set(stories.STORIES) == names and len(names) == 10
 
 
 @pytest.mark.parametrize("name", stories.STORIES)
@@ -44,23 +43,22 @@ def test_a_story_is_short_and_has_a_picture(name: str) -> None:
 
 @pytest.mark.parametrize("story", stories.told(), ids=lambda story: story.name)
 def test_its_mistakes_are_in_the_museum(story: stories.Story) -> None:
-    assert story.numbers and set(story.numbers) <= set(museum.numbers())
-    assert not museum.NUMBER.search(story.title + story.line)
+    assert story.numbers and set(story.numbers) <= set(cards.numbers())
+    assert not cards.NUMBER.search(story.title + story.line)
     text = stories.page(story.name)
     for number in story.numbers:
-        mistake = museum.numbers()[number]
+        mistake = cards.numbers()[number]
         assert f"   - {mistake.old}\n   + {mistake.new}\n" in text
-        assert f":doc:`{story.title} </stories/{story.name}>`" in museum.where(
+        assert f":doc:`{story.title} </stories/{story.name}>`" in cards.where(
             number, stories.told()
         )
     prose = re.sub(r"^:ref:.*$", "", DIRECTIVE.sub("", text), flags=re.M)
-    assert not museum.NUMBER.search(prose)  # its number is in the small print alone
+    assert not cards.NUMBER.search(prose)  # its number is in the small print alone
 
 
 def test_links_to_threads_are_those_of_other_pages() -> None:
-    pages = [gallery.script(name) for name in gallery.in_order()]
-    pages.append(gallery.DOCS / "questions.rst")
-    cited = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    sources = [*map(pages.script, pages.in_order()), pages.DOCS / "questions.rst"]
+    cited = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     for name in stories.STORIES:
         for link in re.findall(r"<(https://github.com/[^>]+)>", stories.source(name)):
             assert link in cited, (name, link)
@@ -68,12 +66,12 @@ def test_links_to_threads_are_those_of_other_pages() -> None:
 
 def test_they_are_spread_over_what_one_sees_and_where() -> None:
     numbers = [number for story in stories.told() for number in story.numbers]
-    assert len({museum.numbers()[number].kind for number in numbers}) >= 4
-    assert len({chapter for number in numbers for chapter in museum.chapters(number)}) >= 6
+    assert len({cards.numbers()[number].kind for number in numbers}) >= 4
+    assert len({chapter for number in numbers for chapter in cards.chapters(number)}) >= 6
 
 
 def test_the_museum_lists_them() -> None:
-    text = museum.index(stories.told())
+    text = cards.index(stories.told())
     for story in stories.told():
         assert f"* :doc:`{story.title} </stories/{story.name}>`. {story.line}\n" in text
         assert f"   stories/{story.name}\n" in text

@@ -7,29 +7,25 @@ import re
 import tomllib
 from pathlib import Path
 
-import exercises
-import gallery
-import links
-import plans
 import pytest
-import sheets
-import teaching
+from course import guide, links, plans, sheets
 from exercise_leaks import secrets
+from gallery import exercises, pages
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.report import examine
 
-GUIDE = teaching.GUIDE.read_text(encoding="utf-8")
-FILES = teaching.files()
+GUIDE = guide.GUIDE.read_text(encoding="utf-8")
+FILES = guide.files()
 WEEKS = [(number, week) for number in plans.PLANS for week in range(1, number + 1)]
 each_week = pytest.mark.parametrize(("number", "week"), WEEKS)
-BY_HAND = teaching.CLASSROOM / "ai_helper.md"
+BY_HAND = guide.CLASSROOM / "ai_helper.md"
 DOCUMENTS = {
-    *map(gallery.document, gallery.in_order()),
+    *map(pages.document, pages.in_order()),
     *(f"/exercises/{one.name}" for one in exercises.written()),
-    *(f"/{path.stem}" for path in gallery.DOCS.glob("*.rst")),
-    *(f"/{path.relative_to(gallery.DOCS).with_suffix('').as_posix()}" for path in FILES),
+    *(f"/{path.stem}" for path in pages.DOCS.glob("*.rst")),
+    *(f"/{path.relative_to(pages.DOCS).with_suffix('').as_posix()}" for path in FILES),
     f"/classroom/{BY_HAND.stem}",
     "/exercises/index",
     "/exercises/proof",
@@ -38,21 +34,21 @@ DOCUMENTS = {
 
 
 def sheet(number: int, week: int) -> str:
-    return FILES[teaching.sheet_path(number, week)]
+    return FILES[guide.sheet_path(number, week)]
 
 
 def test_what_is_computed_is_in_the_repository() -> None:
     stale = [
-        path.relative_to(gallery.DOCS).as_posix()
+        path.relative_to(pages.DOCS).as_posix()
         for path, text in FILES.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    assert not stale, f"{stale} changed. Run: python docs/_ext/teaching.py"
-    assert {*teaching.files_below()} == {*FILES, BY_HAND} - {teaching.GUIDE}
+    assert not stale, f"{stale} changed. Run: python docs/_ext course.guide"
+    assert {*guide.files_below()} == {*FILES, BY_HAND} - {guide.GUIDE}
 
 
 def test_every_part_is_there_once() -> None:
-    names = [name for _, name, _ in teaching.COMPUTED.findall(GUIDE)]
+    names = [name for _, name, _ in guide.COMPUTED.findall(GUIDE)]
     tables = [f"weeks_{number}" for number in plans.PLANS]
     assert sorted(names) == sorted(["figures", "marks", "order", "outcomes", *tables])
     assert GUIDE.count("<!--") == 2 * len(names)
@@ -60,9 +56,9 @@ def test_every_part_is_there_once() -> None:
 
 @pytest.mark.parametrize("name", ["figures", "weeks_6"])
 def test_an_old_part_is_written_again(name: str) -> None:
-    old = GUIDE.replace(teaching.computed(name), "Something of last year.")
-    assert old != GUIDE and teaching.written(old) == teaching.written(GUIDE)
-    assert teaching.written(teaching.written(old)) == teaching.written(old)
+    old = GUIDE.replace(guide.computed(name), "Something of last year.")
+    assert old != GUIDE and guide.written(old) == guide.written(GUIDE)
+    assert guide.written(guide.written(old)) == guide.written(old)
 
 
 @pytest.mark.parametrize("path", [*FILES, BY_HAND], ids=lambda path: path.stem)
@@ -82,7 +78,7 @@ def test_links_lead_to_files_of_the_repository_and_pages_of_the_site(path: Path)
     assert len(found) > (1 if path == BY_HAND else 10)
     for _, place in found:
         if "_build" in place:
-            assert re.search(r"/_static/slides/(\w+/\w+)\.html$", place)[1] in gallery.lessons()  # type: ignore[index]
+            assert re.search(r"/_static/slides/(\w+/\w+)\.html$", place)[1] in pages.lessons()  # type: ignore[index]
             continue
         assert (path.parent / place).exists(), place
         assert links.document(place, path) in DOCUMENTS or place.endswith("AGENTS.md"), place
@@ -97,14 +93,14 @@ def test_the_site_reads_links_as_documents() -> None:
         "<!-- computed: x -->\n[A](../tutorials/1_gpt2/1_tokens.py), [map](course.rst)\n"
         "[B](../lm_from_scratch/exercises/catalogue/rope/text.py), [c](#here)\n\n<!-- end -->\n"
     )
-    assert teaching.for_site(given) == (
+    assert guide.for_site(given) == (
         "{doc}`A </auto_tutorials/1_gpt2/1_tokens>`, {doc}`map </course>`\n"
         "{doc}`B </exercises/rope>`, [c](#here)\n\n"
     )
     deeper = (
         "[A](../../../tutorials/gpu/1_swiglu.py), [1](../../_build/html/_static/slides/x/y.html)"
     )
-    assert teaching.for_site(deeper, "classroom/weeks_6/week_01") == (
+    assert guide.for_site(deeper, "classroom/weeks_6/week_01") == (
         '{doc}`A </gpu/1_swiglu>`, <a href="../../_static/slides/x/y.html">1</a>'
     )
 
@@ -158,7 +154,7 @@ def test_each_lesson_of_a_plan_has_a_note_and_each_note_a_lesson() -> None:
     assert noted == taught
 
 
-@pytest.mark.parametrize("name", [n for n in gallery.lessons() if sheets.has_note(n)])
+@pytest.mark.parametrize("name", [n for n in pages.lessons() if sheets.has_note(n)])
 def test_questions_and_quiz_of_a_lesson(name: str) -> None:
     for question in sheets.questions(name):
         assert question.text and len(question.choices) > 1 and question.answer
@@ -170,7 +166,7 @@ def test_questions_and_quiz_of_a_lesson(name: str) -> None:
 
 def test_the_answers_to_quizzes_of_in_depth_pages() -> None:
     """Each says which sentence is false."""
-    for name in gallery.lessons():
+    for name in pages.lessons():
         for quiz in sheets.deeper_quizzes(name):
             assert len(quiz.sentences) >= 3
             assert re.search(r"false|true|^The \w+:", quiz.answer), quiz

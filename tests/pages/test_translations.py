@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 
 import catalogues
-import chinese
-import editions
 import pydata_sphinx_theme
 import pytest
 import translations
 from babel.messages.extract import extract_from_dir
+from editions import chinese, translation
 
-LANGUAGES = [language for language in editions.EDITIONS if language != editions.FIRST]
+LANGUAGES = [language for language in translation.EDITIONS if language != translation.FIRST]
 NAMES = re.compile(r"\{\w+\}|%s")
 TERMS = {"beam search": "束搜索", "KV cache": "KV 缓存"}
 
@@ -28,14 +27,14 @@ def test_the_texts_around_a_page_are_all_there_and_no_others(language: str) -> N
     folder = Path(pydata_sphinx_theme.__file__).parent / "theme"
     found = extract_from_dir(folder, [("**.html", "jinja2")], keywords={"_": None})
     theme = {message for _, _, message, _, _ in found}
-    known = set(editions.words(language))
-    assert editions.around() <= known <= editions.around() | theme
+    known = set(translation.words(language))
+    assert translation.around() <= known <= translation.around() | theme
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_names_in_a_text_stay(language: str) -> None:
-    for source, translation in editions.words(language).items():
-        assert set(NAMES.findall(source)) == set(NAMES.findall(translation)), source
+    for source, words in translation.words(language).items():
+        assert set(NAMES.findall(source)) == set(NAMES.findall(words)), source
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import editions
 import page_checks
 import pytest
+from editions import translation
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -41,7 +41,7 @@ QUIET = [
 
 
 def site_of(edition: str) -> Path:
-    return SITE if edition == editions.FIRST else SITE / edition
+    return SITE if edition == translation.FIRST else SITE / edition
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,11 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 from xml.etree import ElementTree
 
-import books
-import editions
-import gallery
-import page
 import pytest
+from books.book import SITE, chapters, documents
 from conftest import site_of
+from editions import translation
+from gallery import pages as course
 
 XHTML, MATH = "{http://www.w3.org/1999/xhtml}", "{http://www.w3.org/1998/Math/MathML}"
 OPF = "{http://www.idpf.org/2007/opf}"
@@ -33,7 +32,7 @@ def pages(book: zipfile.ZipFile) -> Pages:
     return parsed(book)
 
 
-@pytest.fixture(params=editions.EDITIONS)
+@pytest.fixture(params=translation.EDITIONS)
 def each_book(site: Path, request: pytest.FixtureRequest) -> zipfile.ZipFile:
     """That of each edition."""
     return zipfile.ZipFile(site_of(request.param) / NAME)
@@ -49,19 +48,19 @@ def test_the_spine_has_every_lesson_in_order(book: zipfile.ZipFile) -> None:
     package = ElementTree.fromstring(book.read("content.opf"))
     files = {item.get("id"): item.get("href") for item in package.iter(f"{OPF}item")}
     spine = [files[item.get("idref")] for item in package.iter(f"{OPF}itemref")]
-    wanted = [f"{name}.xhtml" for name in books.documents()]
+    wanted = [f"{name}.xhtml" for name in documents()]
     assert [name for name in spine if name in wanted] == wanted
-    lessons = [name for name in gallery.lessons() if not name.startswith("gpu/")]
+    lessons = [name for name in course.lessons() if not name.startswith("gpu/")]
     assert [name for name in wanted if re.search(r"/\d\w*/\d", name)] == [
-        f"{gallery.document(name)[1:]}.xhtml" for name in lessons
+        f"{course.document(name)[1:]}.xhtml" for name in lessons
     ]
 
 
 def test_every_formula_is_mathml(pages: Pages) -> None:
-    for names in books.chapters().values():
+    for names in chapters().values():
         for name in names:
-            found = pages[f"{gallery.document(name)[1:]}.xhtml"]
-            text = "".join(section.text for section in page.sections(name))
+            found = pages[f"{course.document(name)[1:]}.xhtml"]
+            text = "".join(section.text for section in course.sections(name))
             formulas = len(re.findall(r":math:`|^\.\. math::", text, re.M))
             assert len(list(found.iter(f"{MATH}math"))) >= formulas, name
             said = "".join(found.itertext())
@@ -75,9 +74,9 @@ def drawings(book: zipfile.ZipFile) -> list[str]:
 def test_every_figure_is_there(site: Path, book: zipfile.ZipFile, pages: Pages) -> None:
     """Drawings of the page, and the picture of each widget."""
     assert len(drawings(book)) > 150
-    for names in books.chapters().values():
+    for names in chapters().values():
         for name in names:
-            document = gallery.document(name)[1:]
+            document = course.document(name)[1:]
             html = (site / f"{document}.html").read_text(encoding="utf-8")
             article = html[html.index("<article") : html.index("</article>")]
             found = list(pages[f"{document}.xhtml"].iter(f"{XHTML}img"))
@@ -93,7 +92,7 @@ def test_every_link_leads_somewhere(each_book: zipfile.ZipFile) -> None:
         for element in root.iter():
             link = element.get("href") or element.get("src")
             if link is None or urlsplit(link).scheme:
-                assert books.SITE not in (link or ""), f"{name}: {link}"
+                assert SITE not in (link or ""), f"{name}: {link}"
                 continue
             place, anchor = urldefrag(link)
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(place)))

@@ -7,46 +7,45 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-import editions
-import gallery
-import page
 import pytest
 from conftest import Visit
+from editions import translation
+from gallery import pages
 
 Visitor = Callable[..., Visit]
-COURSE = [gallery.document(name)[1:] for name in gallery.in_order()]
+COURSE = [pages.document(name)[1:] for name in pages.in_order()]
 #: Made by Sphinx, in no sequence.
 LISTS = {"search.html", "genindex.html", "py-modindex.html"}
 
 
 def article(site: Path, document: str) -> str:
     page = (site / f"{document}.html").read_text(encoding="utf-8")
-    return page[page.index("<article") : page.index("</article>")]
+    return page[pages.index("<article") : pages.index("</article>")]
 
 
-@pytest.mark.parametrize("name", gallery.in_order())
+@pytest.mark.parametrize("name", pages.in_order())
 def test_strip_below_the_title(site: Path, name: str) -> None:
-    text = article(site, gallery.document(name)[1:])
+    text = article(site, pages.document(name)[1:])
     found = re.search(r'</h1>\s*<ul class="page-facts[^"]*">(.*?)</ul>', text, re.S)
     assert found, "no strip below the title"
-    assert f"{page.minutes(name)} minutes to read" in found[1]
-    for other in page.needs(name):
-        end = gallery.document(other).rpartition("/")[2]
+    assert f"{pages.minutes(name)} minutes to read" in found[1]
+    for other in pages.needs(name):
+        end = pages.document(other).rpartition("/")[2]
         assert f'{end}.html"' in found[1]
-    if page.exercises(name):
+    if pages.exercises(name):
         assert 'href="#exercises"' in found[1] and 'id="exercises"' in text
-    assert ("in depth, beside" in found[1]) != gallery.is_lesson(name)
+    assert ("in depth, beside" in found[1]) != pages.is_lesson(name)
     assert not re.findall(r'href="(?![^"]*_downloads)[^"]*\.ipynb"', text)
-    for package in page.packages(name):
+    for package in pages.packages(name):
         assert f"needs {package}" in found[1]
 
 
-@pytest.mark.parametrize("edition", editions.EDITIONS)
+@pytest.mark.parametrize("edition", translation.EDITIONS)
 def test_ways_on(site: Path, edition: str) -> None:
     """Every page but the lists leads on and back; the first and the last have one way."""
     forward = backward = 0
-    root = site if edition == editions.FIRST else site / edition
-    others = tuple(f"{language}/" for language in editions.EDITIONS)
+    root = site if edition == translation.FIRST else site / edition
+    others = tuple(f"{language}/" for language in translation.EDITIONS)
     for path in sorted(root.rglob("*.html")):
         name = path.relative_to(root).as_posix()
         if name in LISTS or name.startswith(("_static/", *others)):
@@ -62,7 +61,10 @@ def test_ways_on(site: Path, edition: str) -> None:
 def test_few_entries_in_the_bar(visit: Visitor, server: str) -> None:
     page = visit().open(f"{server}/index.html")
     entries = page.locator(".navbar-header-items a.nav-link, .bd-header a.nav-link")
-    names = {name.strip() for name in entries.all_inner_texts()} - {"", *editions.EDITIONS.values()}
+    names = {name.strip() for name in entries.all_inner_texts()} - {
+        "",
+        *translation.EDITIONS.values(),
+    }
     assert {"Tutorials", "Look up", "API"} <= names and len(names) <= 6
     assert page.locator(".bd-header .dropdown-toggle", has_text="More").count() == 0
 

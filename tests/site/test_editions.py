@@ -11,13 +11,13 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import editions
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
+from editions import translation
 from test_search import FOUND
 
-OTHERS = [language for language in editions.EDITIONS if language != editions.FIRST]
+OTHERS = [language for language in translation.EDITIONS if language != translation.FIRST]
 each = pytest.mark.parametrize("language", OTHERS)
 #: So many queries have a right page among the first three.
 ENOUGH = {"zh_CN": 36}
@@ -30,7 +30,7 @@ def queries(language: str) -> list[dict[str, Any]]:
 
 @each
 def test_every_page_is_there_and_every_message_translated(language: str) -> None:
-    names = editions.pages(language)
+    names = translation.pages(language)
     assert names
     for name in names:
         text = (SITE / language / f"{name}.html").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def test_every_page_is_there_and_every_message_translated(language: str) -> None
         assert not re.search(r'title="[^"/]+/auto_tutorials/', text), f"{name}: a path as text"
         english = {
             message
-            for message, translation in editions.words(language, name).items()
+            for message, translation in translation.words(language, name).items()
             if translation != message and not re.search(r"[`*:|<_]", message)
         }
         outside = re.sub(r"(?s)<svg\b.*?</svg>", "", text)
@@ -53,7 +53,7 @@ def test_the_switch_leads_to_the_same_page_or_to_the_first(
     visit: Callable[..., Visit], server: str, language: str
 ) -> None:
     view = visit()
-    name = editions.EDITIONS[language]
+    name = translation.EDITIONS[language]
     for page, there in (
         ("tour", "tour"),
         ("museum", "index"),
@@ -129,7 +129,7 @@ def test_the_search_answers_in_the_language(
     page.locator("#search-results li a").first.wait_for()
     found = page.evaluate(FOUND, [query["words"] for query in asked])
     text = (SITE / language / "_static" / "places.js").read_text(encoding="utf-8")
-    known = set(json.loads(text[text.index("{") : text.rindex("}") + 1]))
+    known = set(json.loads(re.search(r"PLACES = (.*);", text)[1]))
     missed = []
     for query, places in zip(asked, found, strict=True):
         assert {page.split("#")[0] for page in query["pages"]} <= known | {

@@ -6,29 +6,26 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import course
-import folding
-import gallery
-import page
 import pytest
 from conftest import Visit
+from gallery import folding, navigation, pages
 from playwright.sync_api import Browser
 
 Visitor = Callable[..., Visit]
-PAGES = [name for name in gallery.in_order() if not name.startswith("gpu/")]
+PAGES = [name for name in pages.in_order() if not name.startswith("gpu/")]
 ASKING = [
-    name for name in gallery.in_order() if "**Predict first.**" in gallery.script(name).read_text()
+    name for name in pages.in_order() if "**Predict first.**" in pages.script(name).read_text()
 ]
 each_page = pytest.mark.parametrize("name", PAGES)
 
 
 def html(site: Path, name: str) -> str:
-    return (site / f"{gallery.document(name)[1:]}.html").read_text(encoding="utf-8")
+    return (site / f"{pages.document(name)[1:]}.html").read_text(encoding="utf-8")
 
 
 @each_page
 def test_code_that_can_wait_is_folded(site: Path, name: str) -> None:
-    blocks = [block.content for block in page.blocks(gallery.script(name)) if block.type == "code"]
+    blocks = [block.content for block in pages.blocks(pages.script(name)) if block.type == "code"]
     parts = [part for parts in folding.parts(blocks) for part in parts]
     text = html(site, name)
     labels = re.findall(r'<details class="[^"]*\bcode\b[^"]*">\s*<summary>(.*?)</summary>', text)
@@ -39,7 +36,7 @@ def test_code_that_can_wait_is_folded(site: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ASKING)
 def test_every_question_has_its_answer(site: Path, name: str) -> None:
     text = html(site, name)
-    asked = gallery.script(name).read_text().count("**Predict first.**")
+    asked = pages.script(name).read_text().count("**Predict first.**")
     assert text.count("Predict first.") == asked
     assert len(re.findall(r'<details class="[^"]*\banswer\b', text)) == asked
     chosen = re.findall(r'<fieldset class="[^"]*predict.*?</fieldset>', text, re.S)
@@ -53,7 +50,7 @@ def test_a_reader_predicts_by_the_keyboard(browser: Browser, server: str, script
         java_script_enabled=scripts, viewport={"width": 375, "height": 800}
     )
     view = context.new_page()
-    view.goto(f"{server}/{gallery.document(ASKING[0])[1:]}.html")
+    view.goto(f"{server}/{pages.document(ASKING[0])[1:]}.html")
     question = view.locator("fieldset.predict").first
     first, second = question.locator("input").all()[:2]
     first.focus()
@@ -71,14 +68,14 @@ def test_a_reader_predicts_by_the_keyboard(browser: Browser, server: str, script
 
 def test_the_path_and_what_is_beside_it(visit: Visitor, server: str) -> None:
     """The button leads to the next lesson; the navigation shows in-depth pages below theirs."""
-    name = next(name for name in gallery.lessons() if gallery.in_depth(name))
-    deeper, after = gallery.in_depth(name)[0], course.beside(name)[1]
-    view = visit().open(f"{server}/{gallery.document(name)[1:]}.html")
+    name = next(name for name in pages.lessons() if pages.in_depth(name))
+    deeper, after = pages.in_depth(name)[0], navigation.beside(name)[1]
+    view = visit().open(f"{server}/{pages.document(name)[1:]}.html")
     ends = {button: view.locator(f"a.{button}").get_attribute("href") for button in ("right-next",)}
     assert after and (ends["right-next"] or "").endswith(f"{after.partition('/')[2]}.html")
     entry = view.locator(".bd-sidebar-primary li.current li.current ul a")
     assert entry.first.get_attribute("href") == f"{deeper.partition('/')[2]}.html"
-    view.goto(f"{server}/{gallery.document(deeper)[1:]}.html")
+    view.goto(f"{server}/{pages.document(deeper)[1:]}.html")
     back = view.locator("a.left-prev").get_attribute("href") or ""
     assert back.endswith(f"{name.partition('/')[2]}.html")
 
@@ -98,7 +95,7 @@ WIDER = """() => [...document.querySelectorAll('article .figure, article .diagra
 @pytest.mark.parametrize("name", [name for name in PAGES if re.match(r"[1-4]_\w+/\d_", name)])
 def test_figures_can_be_read_on_a_phone(visit: Visitor, server: str, name: str) -> None:
     """Letters of 7 pixels and more at 343 px; what is wider scrolls, and by the keyboard."""
-    view = visit(theme="dark", width=375).open(f"{server}/{gallery.document(name)[1:]}.html")
+    view = visit(theme="dark", width=375).open(f"{server}/{pages.document(name)[1:]}.html")
     view.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert view.evaluate(SMALLEST) >= 7
     assert view.evaluate(WIDER) == 0
@@ -109,7 +106,7 @@ def test_ink_follows_the_theme(visit: Visitor, server: str, site: Path) -> None:
     name = next(name for name in PAGES if '<div class="figure"' in html(site, name))
     colours = set()
     for theme in ("light", "dark"):
-        view = visit(theme=theme).open(f"{server}/{gallery.document(name)[1:]}.html")
+        view = visit(theme=theme).open(f"{server}/{pages.document(name)[1:]}.html")
         ink = "one => getComputedStyle(one).fill"
         text = view.locator("article .figure svg text").first.evaluate(ink)
         assert text == view.locator("article p").first.evaluate("p => getComputedStyle(p).color")
@@ -120,11 +117,11 @@ def test_ink_follows_the_theme(visit: Visitor, server: str, site: Path) -> None:
 # -- slides ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", gallery.lessons())
+@pytest.mark.parametrize("name", pages.lessons())
 def test_slides_of_a_lesson(site: Path, name: str) -> None:
     """All that a class should see is in one file, which asks for no other."""
     text = (site / f"_static/slides/{name}.html").read_text(encoding="utf-8")
-    asked = gallery.script(name).read_text(encoding="utf-8").count("**Predict first.**")
+    asked = pages.script(name).read_text(encoding="utf-8").count("**Predict first.**")
     assert text.count('<section class="ask">') == text.count("<summary>Answer") == asked
     assert len(re.findall(r"<section", text)) > asked + 2
     assert not re.search(r"<link|<script src|(src|href)=\"(?!data:|#)|@import", text)

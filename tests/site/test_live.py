@@ -18,12 +18,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import live
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import Visit, new_context
+from live import widgets
 from playwright.sync_api import Browser, Page, Route
 
 from lm_from_scratch.attention.kinds import attention_layers
@@ -58,8 +58,8 @@ const apart = (a, b) => {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page that loads the engine and its models, as a site has them."""
     made = tmp_path_factory.mktemp("live")
-    shutil.copytree(live.LIVE, made, dirs_exist_ok=True)
-    live.write_models(made / "models")
+    shutil.copytree(widgets.LIVE, made, dirs_exist_ok=True)
+    widgets.write_models(made / "models")
     scripts = "".join(f'<script src="{name}.js"></script>' for name in SCRIPTS)
     (made / "index.html").write_text(
         f'<!doctype html><link rel="icon" href="data:,">{scripts}{HELPERS}'
@@ -451,7 +451,7 @@ MISTAKES: dict[str, tuple[str, str, str, Check]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_caught(browser: Browser, address: str, mistake: str) -> None:
     name, right, wrong, check = MISTAKES[mistake]
-    source = (live.LIVE / f"{name}.js").read_text(encoding="utf-8")
+    source = (widgets.LIVE / f"{name}.js").read_text(encoding="utf-8")
     assert right in source
 
     def serve(route: Route) -> None:

@@ -4,15 +4,16 @@ the outside world: `queries.toml` has such queries from public threads."""
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import editions
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit, site_of
+from editions import translation
 
 QUERIES: list[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("queries.toml").read_text(encoding="utf-8")
@@ -148,7 +149,7 @@ def test_queries_are_of_public_threads() -> None:
 
 def test_queries_name_places_of_the_site(site: Path) -> None:
     text = (site / "_static" / "places.js").read_text(encoding="utf-8")
-    known = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    known = json.loads(re.search(r"PLACES = (.*);", text)[1])
     places = set(known) | {name.removeprefix("auto_tutorials/") for name in known}
     for name, place in known.items():
         places |= {f"{name}#{anchor}" for _, anchor, *_ in place.get("entries", [])}
@@ -172,13 +173,13 @@ def test_a_result_says_what_it_is_about(
     assert said[question].startswith("Because it squares its input")
 
 
-@pytest.mark.parametrize("edition", editions.EDITIONS)
+@pytest.mark.parametrize("edition", translation.EDITIONS)
 def test_every_page_is_described(edition: str) -> None:
     """For the search of the site, and for those that others run."""
     root = site_of(edition)
-    text = (root / "_static" / "descriptions.js").read_text(encoding="utf-8")
-    known = json.loads(text[text.index("{") : text.rindex("}") + 1])
-    apart = {"_static", *editions.EDITIONS}
+    text = (root / "_static" / "places.js").read_text(encoding="utf-8")
+    known = json.loads(re.search(r"DESCRIPTIONS = (.*);", text)[1])
+    apart = {"_static", *translation.EDITIONS}
     written = [path.relative_to(root) for path in root.rglob("*.html")]
     names = {path.as_posix() for path in written if not apart & {*path.parts}}
     assert names - set(known) <= {"genindex.html", "py-modindex.html", "search.html"}

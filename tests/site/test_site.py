@@ -14,18 +14,15 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
-import downloads
-import editions
-import exercises
-import gallery
 import nbclient
 import nbformat
-import notebooks
 import page_checks
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
+from editions import translation
 from exercise_leaks import leaks, plain
+from gallery import downloads, exercises, pages
 from notebook_lint import lint_notebook
 from playwright.sync_api import TimeoutError
 
@@ -37,11 +34,11 @@ PAGES = sorted(
     if "_static" not in path.relative_to(SITE).parts
 )
 TUTORIALS = [
-    f"auto_tutorials/{script.parent.name}/{script.stem}.html" for script in gallery.scripts()
+    f"auto_tutorials/{script.parent.name}/{script.stem}.html" for script in pages.scripts()
 ]
-LESSONS = [page for page in TUTORIALS if gallery.is_lesson(page[len("auto_tutorials/") : -5])]
-GPU_PAGES = [f"gpu/{script.stem}.html" for script in gallery.gpu_scripts()]
-GPU_LESSONS = [page for page in GPU_PAGES if gallery.is_lesson(page[:-5])]
+LESSONS = [page for page in TUTORIALS if pages.is_lesson(page[len("auto_tutorials/") : -5])]
+GPU_PAGES = [f"gpu/{script.stem}.html" for script in pages.gpu_scripts()]
+GPU_LESSONS = [page for page in GPU_PAGES if pages.is_lesson(page[:-5])]
 EXERCISES = [found.name for found in exercises.written()]
 EXERCISE_PAGES = [f"exercises/{name}.html" for name in EXERCISES]
 AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
@@ -141,7 +138,7 @@ def test_there_are_pages(site: Path) -> None:
 
 def test_every_tutorial_ran(site: Path) -> None:
     report = site.parent / "gallery_junit.xml"
-    assert page_checks.check_junit(report, gallery.scripts()) == []
+    assert page_checks.check_junit(report, pages.scripts()) == []
 
 
 def test_links_lead_somewhere(site: Path, pages: dict[Path, page_checks.Page]) -> None:
@@ -157,7 +154,7 @@ def test_nothing_is_loaded_from_outside(pages: dict[Path, page_checks.Page]) -> 
 
 
 def test_no_page_shows_where_it_was_built(site: Path) -> None:
-    assert page_checks.check_paths(site, gallery.ROOT) == []
+    assert page_checks.check_paths(site, pages.ROOT) == []
 
 
 def test_images_have_alt_text(pages: dict[Path, page_checks.Page]) -> None:
@@ -167,7 +164,7 @@ def test_images_have_alt_text(pages: dict[Path, page_checks.Page]) -> None:
 def test_pages_name_their_language(site: Path, pages: dict[Path, page_checks.Page]) -> None:
     for path, page in pages.items():
         folder = path.relative_to(site).parts[0]
-        edition = folder if folder in editions.EDITIONS else editions.FIRST
+        edition = folder if folder in translation.EDITIONS else translation.FIRST
         assert page.lang == edition.replace("_", "-"), path
 
 
@@ -254,14 +251,14 @@ def download(site: Path, script: Path, suffix: str) -> Path:
     return site / found.pop().rstrip('"')
 
 
-@pytest.mark.parametrize("script", gallery.scripts(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", pages.scripts(), ids=lambda path: path.stem)
 def test_downloads(site: Path, script: Path) -> None:
     source = download(site, script, ".py").read_text()
     assert source == downloads.without_widgets(script.read_text()) and "live::" not in source
     ast.parse(source)
 
     notebook = json.loads(download(site, script, ".ipynb").read_text())
-    assert notebook["cells"] == notebooks.convert(script)["cells"]
+    assert notebook["cells"] == downloads.convert(script)["cells"]
     nbformat.validate(notebook)
     assert lint_notebook(notebook) == []
 
@@ -272,7 +269,7 @@ def test_downloads(site: Path, script: Path) -> None:
 
 
 def test_download_of_all(site: Path) -> None:
-    expected = {script.name for script in gallery.scripts()}
+    expected = {script.name for script in pages.scripts()}
     archives = list(site.glob("_downloads/*/auto_tutorials_python.zip"))
     assert len(archives) == 1
     with zipfile.ZipFile(archives[0]) as archive:
@@ -280,7 +277,7 @@ def test_download_of_all(site: Path) -> None:
         assert {Path(n).name for n in archive.namelist() if n.endswith(".py")} == expected
 
 
-@pytest.mark.parametrize("script", gallery.gpu_scripts(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", pages.gpu_scripts(), ids=lambda path: path.stem)
 def test_downloads_of_gpu_pages(site: Path, script: Path) -> None:
     """From the page and from the index of the chapter; the files are those of the repository."""
     for page in (f"gpu/{script.stem}.html", "gpu/index.html"):
@@ -292,7 +289,7 @@ def test_downloads_of_gpu_pages(site: Path, script: Path) -> None:
             assert (site / found.pop()).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("script", gallery.gpu_scripts(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", pages.gpu_scripts(), ids=lambda path: path.stem)
 def test_gpu_pages_show_their_outputs(site: Path, script: Path) -> None:
     """As many outputs and figures as the stored notebook has."""
     cells = json.loads(script.with_suffix(".ipynb").read_text())["cells"]
@@ -336,7 +333,7 @@ def test_exercise(site: Path, given: dict[Path, str], found: Exercise) -> None:
     name = found.name
     page = (site / f"exercises/{name}.html").read_text(encoding="utf-8")
     article = page[page.index("<article") : page.index("</article>")]
-    tutorial = gallery.document(found.page)
+    tutorial = pages.document(found.page)
     assert f'href="..{tutorial}.html"' in article
     back = (site / f"{tutorial[1:]}.html").read_text(encoding="utf-8")
     assert (
@@ -372,7 +369,7 @@ def test_no_other_file_holds_a_solution(site: Path) -> None:
         if path.suffix in {".py", ".ipynb", ".txt", ".md", ".rst"}:
             texts[path.relative_to(site).as_posix()] = path.read_text(encoding="utf-8")
     # Tutorials build the same functions in the open; their own files are not meant here.
-    tutorials = {script.name for script in [*gallery.scripts(), *gallery.gpu_scripts()]}
+    tutorials = {script.name for script in [*pages.scripts(), *pages.gpu_scripts()]}
     tutorials |= {Path(name).with_suffix(".ipynb").name for name in tutorials}
     for place, text in texts.items():
         if Path(place).name in tutorials:
@@ -477,7 +474,7 @@ def test_reader_downloads_and_runs_the_notebook(
     download.value.save_as(target)
     assert (
         json.loads(target.read_text(encoding="utf-8"))["cells"]
-        == notebooks.convert(gallery.scripts()[0])["cells"]
+        == downloads.convert(pages.scripts()[0])["cells"]
     )
     notebook = nbformat.read(target, as_version=4)
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
@@ -499,7 +496,7 @@ def test_reader_opens_a_solution(visit: Visitor, server: str, tmp_path: Path) ->
     environment = {
         **os.environ,
         "LM_FROM_SCRATCH_PROGRESS": str(tmp_path / "progress.json"),
-        "PYTHONPATH": str(gallery.ROOT),
+        "PYTHONPATH": str(pages.ROOT),
     }
     run = [sys.executable, *arguments]
     texts = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import exercises
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import Visit
+from gallery import exercises
 from playwright.sync_api import Browser, Page, expect
 from test_site import AXE_TAGS, OVERFLOW
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import page_checks
 import pytest
-import terms
 from conftest import SITE
+from lookup import terms
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import editions
-import live
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import Visit
+from editions import translation
+from live import widgets
 from playwright.sync_api import Browser, Page, expect
 from test_site import AXE_TAGS, OVERFLOW
 
@@ -35,7 +35,7 @@ each_widget = pytest.mark.parametrize("widget", PAGES)
 
 
 def test_every_widget_has_a_page() -> None:
-    assert set(PAGES) == set(live.INVITATIONS)
+    assert set(PAGES) == set(widgets.INVITATIONS)
 
 
 def started(visit: Visit, address: str, widget: str, state: str = "") -> Page:
@@ -88,7 +88,7 @@ def test_pages_without_a_widget_know_nothing_of_it(site: Path) -> None:
     for path in site.rglob("*.html"):
         name = path.relative_to(site).as_posix()
         name = name.removeprefix(
-            next((f"{x}/" for x in editions.EDITIONS if name.startswith(x)), "")
+            next((f"{x}/" for x in translation.EDITIONS if name.startswith(x)), "")
         )
         assert ("live/loader.js" in path.read_text()) == (name in own), name
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import api
-import gallery
-import modules as modules_of_site
 import pytest
+from api import package
+from gallery import pages
+from sources.modules import summary, uses
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lm_from_scratch"
@@ -209,12 +209,12 @@ def test_a_table_of_shapes_in_the_module_is_enough(tmp_path: Path) -> None:
 
 
 def test_the_index_has_every_file_in_one_room() -> None:
-    found = [module for members in api.by_room().values() for module in members]
-    assert sorted(found) == sorted(api.listed())
+    found = [module for members in package.by_room().values() for module in members]
+    assert sorted(found) == sorted(package.listed())
 
 
 def test_the_index_names_what_has_a_place_on_a_page() -> None:
-    index = api.index()
+    index = package.index()
     assert "(RoPE)" in index and "rope.apply_rope`" in index
     assert "check_" not in index and "_kernel`" not in index
     # A kernel's helper and a custom operator have no place on a page: autodoc passes over them.
@@ -223,34 +223,34 @@ def test_the_index_names_what_has_a_place_on_a_page() -> None:
 
 
 def test_the_index_begins_with_five_files_that_lessons_use() -> None:
-    index = api.index()
+    index = package.index()
     start, _, rest = index.partition("``attention``\n---")
     lines = re.findall(r"^#\. :doc:`[\w.]+ <([\w.]+)>`: (.+)$", start, re.M)
-    assert [module for module, _ in lines] == [f"lm_from_scratch.{name}" for name in api.FIRST]
+    assert [module for module, _ in lines] == [f"lm_from_scratch.{name}" for name in package.FIRST]
     for module, about in lines:
-        assert about == modules_of_site.summary(api.listed()[module])
+        assert about == summary(package.listed()[module])
         assert about.endswith(".") and rest.count(f"<{module}>`") == 1
-        uses = [n for n in gallery.lessons() if modules_of_site.uses(gallery.script(n), module)]
-        assert len(uses) >= 4, f"{module}: {uses}"
+        lessons = [n for n in pages.lessons() if uses(pages.script(n), module)]
+        assert len(lessons) >= 4, f"{module}: {lessons}"
 
 
 def test_what_is_for_authors_stands_apart_at_the_end() -> None:
-    index = api.index()
+    index = package.index()
     before, _, after = index.partition("\nFor authors\n-----------\n")
-    for module in api.listed():
-        of_authors = module.split(".")[1] in api.FOR_AUTHORS
+    for module in package.listed():
+        of_authors = module.split(".")[1] in package.FOR_AUTHORS
         assert (f"<{module}>`" in after) == of_authors, module
         assert (f"<{module}>`" in before) != of_authors, module
 
 
 def test_a_page_begins_with_who_uses_it() -> None:
-    (norm,) = [name for name in api.listed() if re.fullmatch(r".*(?<!kernels)\.norm", name)]
-    text = api.used_on(norm)
+    (norm,) = [name for name in package.listed() if re.fullmatch(r".*(?<!kernels)\.norm", name)]
+    text = package.used_on(norm)
     assert "/auto_tutorials/2_qwen2/1_rms_norm`" in text and "/exercises/rms_norm`" in text
-    assert "/gpu/3_rms_norm`" in api.used_on("lm_from_scratch.kernels.norm")
+    assert "/gpu/3_rms_norm`" in package.used_on("lm_from_scratch.kernels.norm")
 
 
 def test_no_page_shows_answers() -> None:
     """The API pages show the package's whole files; right and wrong answers are not among them."""
-    assert not [name for name in api.listed() if "catalogue" in name or "rms_norm" in name]
-    assert "lm_from_scratch.exercises.report" in api.listed()
+    assert not [name for name in package.listed() if "catalogue" in name or "rms_norm" in name]
+    assert "lm_from_scratch.exercises.report" in package.listed()

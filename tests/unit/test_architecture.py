@@ -5,18 +5,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import architecture
-import modules
 import pytest
-from gallery import ROOT
+from api import package
+from gallery.pages import ROOT
+from sources import modules
 
 #: What belongs to notebooks, graders and tests: the checks must run without any of it.
 FRAMEWORKS = {
     "pytest", "_pytest", "unittest", "doctest", "hypothesis", "nbval", "nbformat", "nbclient",
     "nbconvert", "nbgrader", "IPython", "ipykernel", "ipywidgets", "jupyter", "jupytext",
 }  # fmt: skip
+EXTENSIONS = ROOT / "docs" / "_ext"
 #: What no wheel holds.
-OUTSIDE = {path.stem for folder in ("docs/_ext", "tests") for path in (ROOT / folder).glob("*.py")}
+OUTSIDE = {path.stem for folder in ("docs/_ext", "tests") for path in (ROOT / folder).glob("*")}
 OUTSIDE |= {"docs", "tests", "tutorials"}
 
 
@@ -40,7 +41,7 @@ def circles(edges: dict[str, set[str]]) -> list[str]:
 
 def faults(root: Path) -> list[str]:
     """Everything that is wrong with the imports of a package."""
-    found = circles(architecture.graph(root))
+    found = circles(package.graph(root))
     for name, path in modules.modules(root).items():
         names = {source.partition(".")[0] for source, _ in modules.imported(path)}
         if "triton" in names and ".kernels." not in name:
@@ -57,11 +58,14 @@ def test_imports_are_as_they_should_be() -> None:
 
 
 def test_extensions_of_the_site_import_one_way() -> None:
-    files = {path.stem: path for path in (ROOT / "docs" / "_ext").glob("*.py")}
-    edges = {
-        name: {source for source, _ in modules.imported(path)} & set(files)
-        for name, path in files.items()
-    }
+    """Between its rooms, too."""
+    files = {f"{path.parent.name}.{path.stem}": path for path in EXTENSIONS.glob("*/*.py")}
+    edges: dict[str, set[str]] = {}
+    for file, path in files.items():
+        others = {name for pair in modules.imported(path) if (name := ".".join(pair)) in files}
+        edges[file] = others
+        room = file.partition(".")[0]
+        edges.setdefault(room, set()).update({name.partition(".")[0] for name in others} - {room})
     assert circles(edges) == []
 
 

@@ -61,7 +61,7 @@ def test_values_follow_the_task(make: dict[str, Any], monkeypatch: pytest.Monkey
     served, _, lab, weeks = ran
     assert served[0] == "python-of-mine" and served[-1] == "9000"
     assert lab[-3:] == ("--ip", "0.0.0.0", "--allow-root")
-    assert weeks[1:] == ("docs/_ext/hand_out.py", "build/weeks_6", "6")
+    assert weeks[1:] == ("docs/_ext", "course.hand_out", "build/weeks_6", "6")
 
 
 def test_a_command_that_fails_ends_the_task(make: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from notebooks import tutorials
+from gallery.downloads import tutorials
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = """

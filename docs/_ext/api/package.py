@@ -1,0 +1,155 @@
+"""The pages on the package: its files by room, for each who uses it, tables of the architecture.
+
+`autosummary` writes a page per file from `_templates/autosummary/module.rst`. What it cannot know,
+the order of the rooms and the pages of the site that import a file, is read from the source files:
+GPU pages and exercises are in no gallery whose back references could say it.
+"""
+
+import re
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+from gallery import exercises, pages
+from sources import modules, templates
+from sources.modules import PACKAGE
+
+from lm_from_scratch.exercises.exercise import folder
+
+#: Names that an index leaves out: what others call, and the inside of a kernel.
+INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")
+#: The files that a newcomer should read first, in this order.
+FIRST = (
+    "attention.attention",
+    "models.gpt2",
+    "generation.generate",
+    "cache.growing",
+    "training.train",
+)
+#: The rooms with tools for this project itself, which the index names last.
+FOR_AUTHORS = ("instruments", "commands", "exercises", "pretrained")
+
+
+@cache
+def listed() -> dict[str, Path]:
+    """The files that have a page. Those of an exercise hold its answers, and a command is explained
+    by its help: they have none."""
+    return {
+        module: path
+        for module, path in modules.modules().items()
+        if module != PACKAGE
+        and not any(part.startswith("_") for part in module.split("."))
+        and not module.startswith((f"{PACKAGE}.exercises.catalogue", f"{PACKAGE}.commands."))
+    }
+
+
+def used_on(module: str) -> str:
+    """Links to the pages and exercises that use a file; many of them folded."""
+    links = [
+        f":doc:`{pages.document(page)}`"
+        for page in pages.in_order()
+        if modules.uses(pages.script(page), module)
+    ]
+    links += [
+        f":doc:`/exercises/{one.name}`"
+        for one in exercises.written()
+        if modules.uses(folder(one.name) / "checks.py", module)
+    ]
+    return templates.render("used_on.rst", links=links)
+
+
+def by_room() -> dict[str, list[str]]:
+    """The files with a page by their room, in the order of the rooms; last those in none."""
+    names = [*modules.rooms(), ""]
+    found = {name: [m for m in listed() if modules.room(m) == name] for name in names}
+    return {name: members for name, members in found.items() if members}
+
+
+def named(module: str) -> list[str]:
+    """What an index names of a file; of what checks an exercise, nothing."""
+    if modules.room(module) == "exercises":
+        return []
+    return [n for n in modules.public_names(listed()[module]) if not INSIDE.search(n)]
+
+
+def index() -> str:
+    """First where to begin, then the files by room, each with its line and the names that it
+    defines; last the rooms for authors."""
+    rooms = by_room()
+    parts = [
+        {name: rooms[name] for name in rooms if (name in FOR_AUTHORS) == apart}
+        for apart in (False, True)
+    ]
+    return templates.render(
+        "api.rst",
+        first=[f"{PACKAGE}.{name}" for name in FIRST],
+        parts=parts,
+        package=PACKAGE,
+        about={module: modules.summary(path) for module, path in listed().items()},
+        named=named,
+    )
+
+
+def texts() -> dict[str, str]:
+    """The index, the list from which `autosummary` writes a page a file, and their first lines."""
+    made = {f"generated/used_on/{name}.rst": used_on(name) for name in listed()}
+    made["generated/api.rst"] = templates.render("autosummary.rst", modules=listed())
+    return made | {"api/index.rst": index()}
+
+
+# -- tables of the architecture --------------------------------------------------------------------
+
+
+def graph(root: Path = pages.ROOT) -> dict[str, set[str]]:
+    """What each file of the package imports from it, inside functions too."""
+    known = modules.modules(root)
+    return {
+        module: {
+            next((m for m in (f"{source}.{name}", source) if m in known), PACKAGE)
+            for source, name in modules.imported(path)
+        }
+        - {module, PACKAGE}
+        for module, path in known.items()
+    }
+
+
+def below(room: str) -> list[str]:
+    """The rooms that a room imports from, the highest first; a file in no room counts as none."""
+    found = {
+        modules.room(other)
+        for module, imported in graph().items()
+        if modules.room(module) == room
+        for other in imported
+    }
+    return [name for name in reversed(modules.rooms()) if name in found - {room}]
+
+
+def rooms() -> str:
+    """The highest first, so that a room imports from those below it."""
+    rows = [["room", "what it is for", "files", "imports from"]]
+    for room, members in reversed(by_room().items()):
+        own = f"{PACKAGE}.{room}"
+        name = f":doc:`{room} </api/{own}>`" if own in members else f"``{room}``"
+        purpose = modules.summary(modules.modules()[own]) if room else ""
+        files = [m.rpartition(".")[::2] for m in members if m != own]
+        links = ", ".join(f":doc:`{file} </api/{folder}.{file}>`" for folder, file in files)
+        lower = ", ".join(f"``{other}``" for other in below(room))
+        rows.append([name if room else "beside the rooms", purpose, links, lower])
+    return templates.table(rows, ":widths: 14 30 34 22")
+
+
+def config_names() -> str:
+    """The fields of both configs that `transformers` calls something else."""
+    from lm_from_scratch.checkpoint.configs import GPT2_NAMES
+    from lm_from_scratch.checkpoint.dialects import DECODER_NAMES
+    from lm_from_scratch.models.gpt2 import GPT2Config
+    from lm_from_scratch.models.qwen2 import Qwen2Config
+
+    rows = [["here", "GPT-2 in ``transformers``", "Qwen2 in ``transformers``"]]
+    for name in dict.fromkeys([*GPT2_NAMES, *DECODER_NAMES, "n_layer", "n_head", "n_embd"]):
+        theirs = [
+            f"``{names.get(name, name)}``" if name in {f.name for f in fields(config)} else "–"
+            for config, names in ((GPT2Config, GPT2_NAMES), (Qwen2Config, DECODER_NAMES))
+        ]
+        rows.append([f"``{name}``", *theirs])
+    return templates.table(rows)

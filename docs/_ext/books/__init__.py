@@ -1,0 +1,1 @@
+"""The lessons as EPUB and PDF."""

@@ -1,0 +1,71 @@
+"""Every exercise as files: `python docs/_ext course.hand_out FOLDER [WEEKS]`.
+
+    FOLDER/student/NAME.ipynb, NAME.py   with a hole where the solution was
+    FOLDER/solution/NAME.ipynb           with the solution
+    FOLDER/wrong/NAME_1.py               wrong answers to vote on in class, up to three
+    FOLDER/nbgrader/                     a course folder for nbgrader's own command line
+
+An assignment of nbgrader is a chapter, or with WEEKS a week of the teacher's plan of that length.
+"""
+
+import argparse
+from pathlib import Path
+
+from gallery.exercises import student_files, written
+from sources import templates
+
+from course import sheets
+from course.plans import PLANS, weeks
+from lm_from_scratch.exercises import source
+from lm_from_scratch.exercises.notebook import as_solution, as_source, dump, notebook
+
+#: nbgrader gives 0 to a cell that wrote to stderr, unless what it wrote contains this pattern.
+CONFIG = """c = get_config()
+
+c.CourseDirectory.course_id = "lm_from_scratch"
+c.Execute.timeout = 60  # seconds a cell may take; the default is 30
+
+# A warning on stderr is not a wrong answer. Both lines are needed.
+c.IgnorePattern.enabled = True
+c.IgnorePattern.pattern = ".*([Ww]arning|NNPACK|cpuinfo).*"
+"""
+
+
+def assignments(number: int | None = None) -> dict[str, str]:
+    """The assignment of nbgrader that an exercise is in: its chapter, or its week of the plan of
+    `number` weeks. What the plan leaves out is in the assignment `more`."""
+    if number is None:
+        return {found.name: f"chapter_{found.key[0]}" for found in written()}
+    named = {found.name: "more" for found in written()}
+    for i, week in enumerate(weeks(number), start=1):
+        named |= {found.name: f"week_{i:02d}" for found in week.exercises}
+    return named
+
+
+def files(number: int | None = None) -> dict[Path, str]:
+    """Everything that the command writes."""
+    assignment = assignments(number)
+    texts = {"student" / path: text for path, text in student_files().items()}
+    for found in written():
+        texts[Path("solution") / f"{found.name}.ipynb"] = dump(notebook(found, as_solution))
+        folder = Path("nbgrader") / "source" / assignment[found.name]
+        texts[folder / f"{found.name}.ipynb"] = dump(notebook(found, as_source))
+        texts[folder / source.RULES] = source.rules()
+        for vote in sheets.votes(found):
+            texts[Path("wrong") / f"{found.name}_{vote.number}.py"] = sheets.wrong_file(vote)
+    texts[Path("nbgrader") / "nbgrader_config.py"] = CONFIG
+    return texts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("weeks", type=int, nargs="?", choices=PLANS, help="length of a plan")
+    options = parser.parse_args()
+    texts = files(options.weeks)
+    templates.write({options.folder / path: text for path, text in texts.items()})
+    print(f"{len(written())} exercises, {len(texts)} files in {options.folder}")
+
+
+if __name__ == "__main__":
+    main()

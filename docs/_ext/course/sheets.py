@@ -1,0 +1,376 @@
+"""A sheet for a week of a plan: minutes, talk, votes, questions, a quiz, model answers.
+
+Only what needs a teacher's judgement is written by hand, for each lesson once: what to do at the
+board, where students stumble, a false sentence, questions (`docs/classroom/notes`). All else comes
+from the pages, the exercises and their proofs, the bug museum and the page of questions.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from gallery import exercises, pages
+from museum import cards
+from sources import templates
+
+from course import links, plans
+from lm_from_scratch.exercises import source
+from lm_from_scratch.exercises.exercise import Exercise, Wrong, folder
+
+NOTES = pages.DOCS / "classroom" / "notes"
+#: Words that are said in a minute. It is a common pace of talks: nobody has spoken these.
+SAID_A_MINUTE = 150
+#: Minutes for a heading of a talk, for a class to choose an answer, for what begins a week, and for
+#: a meeting.
+HEADING, CHOOSE, OPEN, MEETING = 1, 1, 10, 90
+VOTES = 3
+#: Sentences of a long answer that a sheet holds.
+SHORT = 2
+#: Numbers in words, for titles.
+WORDS = {6: "Six", 12: "Twelve"}
+QUIZ = "Which sentence is false?"
+LETTERS = "abcdefgh"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is written by hand for a lesson."""
+
+    answers: list[str]  # how the right choice of each question begins; "" if none is right
+    board: str
+    stumble: str
+    false: list[str]  # the sentence, and why
+    ask: list[list[str]] = field(default_factory=list)  # questions and answers
+
+
+@cache
+def chapter(name: str) -> dict[str, Any]:
+    return tomllib.loads((NOTES / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def note(name: str) -> Note:
+    chapter_name, _, page_name = name.partition("/")
+    return Note(**chapter(chapter_name)[page_name])
+
+
+def has_note(name: str) -> bool:
+    chapter_name, _, page_name = name.partition("/")
+    return page_name in chapter(chapter_name)
+
+
+def explanation(one: Exercise) -> str:
+    """A model answer to "why", written by hand; of a hunt, else, from the bug museum."""
+    written = chapter(one.page.partition("/")[0]).get("exercises", {})
+    if one.name in written:
+        return str(written[one.name])
+    mistakes = [cards.numbers()[number] for number in cards.NUMBER.findall(one.hunt)]
+    told = (f"{card.wrong} A user saw this: {card.saw}" for card in mistakes)
+    return links.from_page(" ".join(told), one.page)
+
+
+# -- what the pages ask --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of a page before its output, its choices, and what the page says after it."""
+
+    text: str
+    choices: list[str]
+    right: str  # its letter
+    answer: str
+
+
+@cache
+def questions(name: str) -> list[Question]:
+    """The questions "Predict first" of a page, in Markdown."""
+    texts = [block.content for block in pages.blocks(pages.script(name)) if block.type == "text"]
+    found = []
+    for text, after in zip(texts, [*texts[1:], ""], strict=True):
+        _, _, asked = text.partition("**Predict first.**")
+        if asked:
+            question, *items = re.split(r"^\* +", asked, flags=re.M)
+            choices = [first_paragraph(item) for item in items]
+            answer = first_paragraph(after)
+            parts = (question, *choices, answer)
+            question, *choices, answer = (links.from_page(part, name) for part in parts)
+            found.append(Question(question, choices, "", answer))
+    answers = note(name).answers
+    if len(found) != len(answers):
+        raise ValueError(f"{name} has {len(found)} questions, and its note {len(answers)} answers")
+    return [
+        replace(question, right=letter(name, question, begins)) if begins else question
+        for question, begins in zip(found, answers, strict=True)
+    ]
+
+
+def letter(name: str, question: Question, begins: str) -> str:
+    """The letter of the choice that is, or begins with, the answer of a note."""
+    same = [choice for choice in question.choices if choice == begins]
+    same = same or [choice for choice in question.choices if choice.startswith(begins)]
+    if len(same) != 1:
+        raise ValueError(f"{name}: {begins!r} is no choice of the question {question.text!r}")
+    return LETTERS[question.choices.index(same[0])]
+
+
+def first_paragraph(text: str) -> str:
+    return text.strip().split("\n\n")[0]
+
+
+def steps(name: str) -> list[str]:
+    """The headings of a lesson, without those at its end."""
+    titles = [s.title for s in pages.sections(name) if s.mark == "-"]
+    return [links.from_page(t, name) for t in titles if t not in ("Exercises", "Summary")]
+
+
+def items(text: str, mark: str) -> list[str]:
+    """The items of a list, whose first lines begin with ``mark``."""
+    return [first_paragraph(part) for part in re.split(rf"^{mark} +", text, flags=re.M)[1:]]
+
+
+def kept(name: str) -> list[str]:
+    """The three lines to keep."""
+    return [links.from_page(item, name) for item in items(pages.said(name, "Summary"), r"\*")]
+
+
+@dataclass(frozen=True)
+class Quiz:
+    """Sentences of which at least one is false, and which one and why."""
+
+    page: str
+    sentences: list[str]
+    answer: str
+
+
+def own_quiz(name: str) -> Quiz:
+    """The lines to keep of a lesson, and among them a false sentence."""
+    sentences = kept(name)
+    false, why = note(name).false
+    place = crc32(name.encode()) % (len(sentences) + 1)
+    sentences.insert(place, false)
+    return Quiz(name, sentences, f"Sentence {place + 1}. {why}")
+
+
+def deeper_quizzes(name: str) -> list[Quiz]:
+    """Those of the in-depth pages of a lesson. What follows the sentences there is the answer, but
+    for a paragraph that only leads to the code."""
+    found = []
+    for deeper in pages.in_depth(name):
+        text = pages.said(deeper, QUIZ)
+        if text:
+            paragraphs = [part for part in text.split("\n\n") if not re.match(r"\d+\. ", part)]
+            answer = [part for part in paragraphs if re.search(r"false|^The \w+:|true", part)]
+            sentences = [links.from_page(item, deeper) for item in items(text, r"\d+\.")]
+            said = links.from_page(" ".join(answer), deeper)
+            found.append(Quiz(deeper, sentences, said))
+    return found
+
+
+# -- what people ask -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question of `questions.rst`: its heading, its answer, and the lessons that it names."""
+
+    text: str
+    answer: str
+    lessons: list[str]
+
+
+@cache
+def asked() -> list[Asked]:
+    text = (pages.DOCS / "questions.rst").read_text(encoding="utf-8")
+    parts = re.split(r"^(\S.*)\n~+$", text, flags=re.M)[1:]
+    found = []
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        body = re.sub(r"^\.\. words:.*\n(?: +.*\n)*", "", body, flags=re.M).strip()
+        answer, _, rest = body.partition("\n\n")
+        answer = "".join(re.findall(r".+?[.?!](?=\s|$)", " ".join(answer.split()))[:SHORT])
+        places = re.findall(r"</(?:auto_tutorials/)?([\w/]+)>`", rest)
+        named = [name for place in places if (name := pages.page_of(place))]
+        lessons = [*dict.fromkeys(map(pages.lesson, named))]
+        found.append(Asked(links.from_document(title), links.from_document(answer), lessons))
+    return found
+
+
+# -- votes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A wrong answer of the catalogue: which of the checks rejects it?"""
+
+    exercise: Exercise
+    number: int  # of its file, NAME_1.py
+    wrong: Wrong
+    accepted: int  # how many checks accept it
+    choices: list[str]  # names of checks, one of which rejects it
+
+    @property
+    def right(self) -> str:
+        return LETTERS[self.choices.index(self.wrong.case)]
+
+    @property
+    def hint(self) -> str:
+        return next(case.hint for case in self.exercise.cases if case.name == self.wrong.case)
+
+
+def votes(one: Exercise) -> list[Vote]:
+    """The answers to argue about: those that most checks accept, each seen by another check."""
+    stored = json.loads((folder(one.name) / "proof.json").read_text(encoding="utf-8"))
+    rejected = {wrong["label"]: wrong["rejected by"] for wrong in stored["wrong"]}
+    changes = [wrong for wrong in one.wrong if isinstance(wrong.answer, Mapping)]
+    names = [case.name for case in one.cases]
+    found: list[Vote] = []
+    for wrong in sorted(changes, key=lambda wrong: len(rejected[wrong.label])):
+        if len(found) == VOTES:
+            break
+        if wrong.case in [vote.wrong.case for vote in found]:
+            continue
+        accepts = [n for i, n in enumerate(names, start=1) if i not in rejected[wrong.label]]
+        begin = crc32(wrong.label.encode()) % max(len(accepts), 1)
+        others = [*accepts[begin:], *accepts[:begin]][:2]
+        choices = sorted([wrong.case, *others], key=names.index)
+        found.append(Vote(one, len(found) + 1, wrong, len(accepts), choices))
+    return found
+
+
+def votes_of(week: plans.Week) -> list[Vote]:
+    """Three for a week: one of each exercise done in class, then a second one of each."""
+    columns = [votes(one) for one in week.in_class()]
+    turns = [column[i] for i in range(VOTES) for column in columns if i < len(column)]
+    order = week.in_class()
+    return sorted(turns[:VOTES], key=lambda vote: (order.index(vote.exercise), vote.number))
+
+
+def wrong_file(vote: Vote) -> str:
+    """The wrong answer as a script that a teacher can check before the class."""
+    own = source.solution(vote.exercise.name, whole=False)
+    changed = own
+    for old, new in vote.wrong.answer.items():
+        changed = changed.replace(old, new)
+    return source.solution(vote.exercise.name).replace(own, changed)
+
+
+# -- minutes -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Item:
+    minutes: int
+    text: str
+
+
+def spoken(*texts: str) -> int:
+    """Minutes to say texts aloud, at least one."""
+    return max(1, round(sum(pages.words(text) for text in texts) / SAID_A_MINUTE))
+
+
+def talk(name: str) -> int:
+    """Minutes of a talk: its headings, what is drawn, where students stumble, the lines to keep."""
+    said = note(name)
+    return HEADING * len(steps(name)) + spoken(said.board, said.stumble, *kept(name))
+
+
+def ask(name: str) -> int:
+    """Minutes of the questions before a talk: read aloud, chosen, answered."""
+    found = questions(name)
+    read = spoken(*(text for one in found for text in (one.text, *one.choices, one.answer)))
+    return CHOOSE * len(found) + read
+
+
+def ballot(turns: list[Vote]) -> int:
+    """Minutes of votes: what is wrong, the checks to choose from, and what the right one says."""
+    texts = (text for one in turns for text in (one.wrong.label, *one.choices, one.hint))
+    return CHOOSE * len(turns) + spoken(*texts)
+
+
+def agenda(number: int, week: int) -> Iterator[Item]:
+    """What happens in class, in order: each lesson, then the exercises that belong to it."""
+    found = plans.weeks(number)[week - 1]
+    here, turns = found.in_class(), votes_of(found)
+    first = "Set up: everyone runs `start` and `check` once, with the first exercise."
+    yield Item(OPEN, first if week == 1 else f"Quiz on week {week - 1}; talk about the answers.")
+    late = [one for one in here if one.page not in found.pages]
+    for name in [None, *found.pages]:
+        if name:
+            title = pages.sections(name)[0].plain
+            yield Item(
+                ask(name) + talk(name),
+                f"{title}: {len(questions(name))} questions first, then the talk.",
+            )
+        for one in late if name is None else [one for one in here if one.page == name]:
+            how = "in pairs, one reads aloud" if one.hunt else "each alone, then with a neighbour"
+            yield Item(one.minutes, f"Exercise `{one.name}`, {how}.")
+            if own := [vote for vote in turns if vote.exercise == one]:
+                many = "s" * (len(own) > 1)
+                yield Item(ballot(own), f"Vote on {len(own)} answer{many} to it.")
+    lines_to_keep = [line for name in found.pages for line in kept(name)]
+    yield Item(spoken(*lines_to_keep), "The lines to keep, and what to do at home.")
+
+
+def meetings(number: int, week: int) -> list[list[tuple[str, Item]]]:
+    """The agenda cut into one meeting or two, about equally long, each item with its time from the
+    beginning of its meeting."""
+    whole = [*agenda(number, week)]
+    if length(whole) <= MEETING:
+        return [timed(whole)]
+    cuts = range(1, len(whole))
+    cut = min(cuts, key=lambda at: max(length(whole[:at]), length(whole[at:])))
+    return [timed(whole[:cut]), timed(whole[cut:])]
+
+
+def length(items: list[Item]) -> int:
+    return sum(item.minutes for item in items)
+
+
+def timed(items: list[Item]) -> list[tuple[str, Item]]:
+    clocks = [length(items[:at]) for at in range(len(items))]
+    return [(f"{at // 60}:{at % 60:02d}", item) for at, item in zip(clocks, items, strict=True)]
+
+
+# -- the sheet -----------------------------------------------------------------------------------
+
+templates.PAGES.filters |= {
+    "steps": steps,
+    "questions": questions,
+    "kept": kept,
+    "note": note,
+    "explanation": explanation,
+    "votes": votes,
+}
+
+
+def sheet(number: int, week: int, path: Path) -> str:
+    found = plans.weeks(number)[week - 1]
+    people = [one for one in asked() if {*one.lessons} & {*found.pages}]
+    return links.render(
+        path,
+        "teaching/sheet.md",
+        number=number,
+        words=WORDS[number],
+        week=week,
+        found=found,
+        meetings=meetings(number, week),
+        said=SAID_A_MINUTE,
+        votes=votes_of(found),
+        asked=people,
+        own=[own_quiz(name) for name in found.pages],
+        deeper=[quiz for name in found.pages for quiz in deeper_quizzes(name)],
+        exercises=exercises,
+        letters=LETTERS,
+        lines=lines,
+    )
+
+
+def lines(one: Exercise) -> int:
+    """Lines of code of the solution."""
+    code = source.solution(one.name, whole=False)
+    return sum(bool(re.match(r"\s*[^\s#]", line)) for line in code.splitlines())

@@ -1,0 +1,226 @@
+"""Slides of each lesson: `_static/slides/CHAPTER/NAME.html` of the site. A file needs no other.
+
+A slide is a section as tall as the screen, and CSS alone stops the scrolling at each. So the keys
+that scroll a page go through the slides in every browser, with scripts or without, and printing
+gives a page for each. They are taken from the page that the build has in its hands: headings, the
+first picture of a section, questions with folded answers, the lines to keep.
+"""
+
+import base64
+import mimetypes
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from editions import translation
+from gallery import exercises, lessons, pages
+from live import widgets
+from sources import templates
+
+FOLDER = Path("_static", "slides")
+#: What a slide takes of what a block has drawn.
+DRAWN = re.compile(r"<svg\b|class=\"diagram")
+Render = Callable[[Any], str]  # of a node or a list of them
+
+
+@dataclass
+class Slide:
+    """A heading and what stands below it, as HTML."""
+
+    title: str
+    body: str
+    kind: str = ""  # title, ask, keep
+
+
+def slides(name: str, document: nodes.document, render: Render) -> list[Slide]:
+    """Those of a lesson: its title, one for each section and question, the lines to keep."""
+    (first,) = (node for node in document.children if isinstance(node, nodes.section))
+    above = [node for node in first.children if not isinstance(node, nodes.section)]
+    found = [Slide(title(first, render), picture(above, render), "title")]
+    found += questions(first, render)
+    for section in first.children:
+        if not isinstance(section, nodes.section) or section["ids"][0] == "exercises":
+            continue
+        if section["ids"][0] == "summary":
+            kept = next(section.findall(nodes.bullet_list))
+            found.append(Slide("Three lines to keep", render(kept), "keep"))
+            continue
+        below = [one for one in section.children if isinstance(one, nodes.section)]
+        listed = "".join(f"<li>{title(one, render)}</li>" for one in below)
+        listed = f"<ul>{listed}</ul>" if below else ""
+        body = listed + picture([section], render) or beginning(section, render)
+        found.append(Slide(title(section, render), body))
+        for part in (section, *below):
+            found += questions(part, render)
+    if todo := [one for one in exercises.of_page(name)]:
+        listed = "".join(
+            f"<li>{escape(exercises.title(one))}: <code>{one.name}</code>, {one.minutes} min</li>"
+            for one in todo
+        )
+        found.append(Slide("Exercises", f"<ul>{listed}</ul>"))
+    return found
+
+
+def title(section: nodes.section, render: Render) -> str:
+    return inline(render(next(section.findall(nodes.title)).children))
+
+
+def inline(html: str) -> str:
+    """HTML without the paragraph around it."""
+    return re.sub(r"^\s*<p>|</p>\s*$", "", html.strip())
+
+
+def picture(given: list[nodes.Node], render: Render) -> str:
+    """The first picture of some nodes that answers no question, or the invitation of a widget."""
+    for node in (inner for one in given for inner in one.findall()):
+        if isinstance(node, nodes.Node) and is_picture(node) and not answers(node):
+            return render(node)
+        if isinstance(node, widgets.live):
+            text = escape(str(widgets.INVITATIONS[node["widget"]]))
+            return f'<p class="live">In the page: {text}</p>'
+    return ""
+
+
+def beginning(section: nodes.section, render: Render) -> str:
+    """The first paragraph of a section without a picture, and the formula that it leads to."""
+    said = section.first_child_matching_class(nodes.paragraph)
+    if said is None:
+        return ""
+    after = section.children[said + 1 : said + 2]
+    formula = [node for node in after if isinstance(node, nodes.math_block)]
+    return "".join(map(render, [section[said], *formula]))
+
+
+def is_picture(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.image):
+        return "thumb" not in node["uri"]  # of a page that the gallery recommends
+    return isinstance(node, nodes.raw) and DRAWN.search(node.astext()) is not None
+
+
+def answers(node: nodes.Node) -> bool:
+    """Whether a node is in what is folded until a reader has chosen."""
+    while node.parent is not None:
+        node = node.parent
+        if isinstance(node, lessons.fold) and "answer" in node["classes"]:
+            return True
+    return False
+
+
+def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
+    """A slide for each question directly in a section. What it folds is the output of the code, and
+    the first paragraph after that."""
+    inside = list(section.children)
+    for i, node in enumerate(inside):
+        if not isinstance(node, lessons.choices):
+            continue
+        question, offered = node.children
+        asked = [n for n in question.children if n.astext() != lessons.PREDICT]
+        choices = "".join(f"<li>{inline(render(item.children))}</li>" for item in offered.children)
+        after = inside[i + 1 :]
+        folded = next((n for n in after for n in n.findall(lessons.fold) if answer(n)), None)
+        shown = [render(part) for part in folded.children] if folded else []
+        shown += [render(why(after, folded))] if why(after, folded) else []
+        body = f'<ol type="a">{choices}</ol>'
+        if shown:
+            body += f"<details><summary>Answer</summary>{''.join(shown)}</details>"
+        yield Slide(inline(render(asked)), body, "ask")
+
+
+def answer(node: lessons.fold) -> bool:
+    return "answer" in node["classes"]
+
+
+def why(after: list[nodes.Node], folded: nodes.Node | None) -> nodes.paragraph | None:
+    """The first paragraph after an answer, or after the code if nothing is folded."""
+    begun = folded is None
+    for node in after:
+        if isinstance(node, (lessons.choices, nodes.section)):
+            return None
+        if begun and isinstance(node, nodes.paragraph):
+            return node
+        begun = begun or node is folded or folded in node.findall()
+    return None
+
+
+# -- as HTML -----------------------------------------------------------------------------------
+
+
+def renderer(app: Any) -> Render:
+    """Renders nodes for a file of its own: links are their text, formulas MathML, images data."""
+
+    def render(given: Any) -> str:
+        copies = [one.deepcopy() for one in (given if isinstance(given, list) else [given])]
+        if all(map(is_words, copies)):
+            copies = [nodes.paragraph("", "", *copies)]
+        box = nodes.container("", *copies)
+        for link in list(box.findall(nodes.reference)):
+            at = link.parent.index(link)
+            link.parent[at : at + 1] = link.children
+        for formula in list(box.findall(lambda n: isinstance(n, (nodes.math, nodes.math_block)))):
+            formula.replace_self(nodes.raw("", mathml(formula), format="html"))
+        for image in list(box.findall(nodes.image)):
+            image.replace_self(nodes.raw("", embedded(app, image), format="html"))
+        return "".join(app.builder.render_partial(one)["fragment"] for one in box.children)
+
+    return render
+
+
+def is_words(node: nodes.Node) -> bool:
+    pictures = nodes.raw, nodes.image
+    return isinstance(node, (nodes.Text, nodes.Inline)) and not isinstance(node, pictures)
+
+
+#: Entities of HTML, which XML does not know.
+ENTITY = re.compile(r"&(?!amp;|lt;|gt;|quot;)\w+;")
+#: What docutils does not know, and what stands for it there.
+OTHERWISE = {r"\dots": r"\ldots", r"\textstyle": "", r"\tfrac": r"\frac"}
+
+
+def to_mathml(formula: nodes.Node) -> str:
+    """A formula as MathML; an error where docutils does not know a command."""
+    text = re.sub(r"\\[a-z]+", lambda found: OTHERWISE.get(found[0], found[0]), formula.astext())
+    made = tex2mathml(text, as_block=isinstance(formula, nodes.math_block))
+    return ENTITY.sub(lambda found: unescape(found[0]), made)
+
+
+def mathml(formula: nodes.Node) -> str:
+    try:
+        return to_mathml(formula)
+    except Exception:
+        return f"<code>{escape(formula.astext())}</code>"
+
+
+def embedded(app: Any, image: nodes.image) -> str:
+    name = Path(image["uri"]).name  # as the page has it, which is written already
+    uri = next(uri for uri, copy in app.builder.images.items() if name in (copy, Path(uri).name))
+    path = Path(app.srcdir, uri)
+    kind = mimetypes.guess_type(path)[0] or "image/png"
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{escape(image.get("alt", ""))}" src="data:{kind};base64,{data}">'
+
+
+def write(app: Any, docname: str, template: str, context: Any, document: Any) -> None:
+    name = pages.page_of(docname)
+    if document is None or name is None or not pages.is_lesson(name):
+        return
+    if translation.LANGUAGE != translation.FIRST:  # a class has those of the teacher's guide
+        return
+    if app.builder.name == "html":
+        made = slides(name, document, renderer(app))
+        text = templates.render(
+            "slides.html",
+            title=pages.sections(name)[0].plain,
+            slides=made,
+            language=app.config.language,
+        )
+        templates.write({Path(app.outdir, FOLDER, f"{name}.html"): text})
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("html-page-context", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,7 @@
+"""The course as a gallery of scripts.
+
+Read first: `pages` (which there are, what each says of itself), `folding` (which lines of code can
+wait), `running` (how scripts run). Then what becomes of a page: `figures` in it, folds and
+questions (`lessons`), what stands around it (`navigation`), what its readers take away
+(`downloads`), and the pages on GPU kernels, which run elsewhere (`gpu_notebooks`, `gpu_pages`).
+"""

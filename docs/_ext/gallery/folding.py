@@ -1,0 +1,216 @@
+"""Which lines of a page's code its reader can do without at first: checks, tables, drawing.
+
+The rule is read from the code itself. At the end of a block, statements that only assert, only
+print a table or only draw are folded behind one line; so is a block of nothing else, and a long
+list of imports at its beginning. Scripts and notebooks keep every line as it is.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+from sources import modules
+from sphinx.locale import _
+
+#: Modules that draw. What is imported from one, or made by one, draws too; but of `PLOT` only the
+#: functions that take axes, or return a figure.
+PLOT = "lm_from_scratch.instruments.plot"
+DRAWS = re.compile(rf"matplotlib|{PLOT}|lm_from_scratch\.instruments\.\w*diagrams")
+#: Lines of imports at the beginning of a block, so many of which are folded.
+LONG = 3
+
+
+@dataclass
+class Part:
+    """Lines that stand together, and why they are folded: "" if they are not."""
+
+    text: str
+    kinds: list[str] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        said = [_("imports")] if {*self.kinds} == {"import"} else []
+        if count := self.kinds.count("check"):
+            said.append(
+                (_("{count} checks") if count > 1 else _("{count} check")).format(count=count)
+            )
+        if "table" in self.kinds:
+            said.append(_("code of the table"))
+        if "figure" in self.kinds:
+            said.append(_("code of the figure"))
+        return str(_(", ")).join(map(str, said))
+
+
+def parts(blocks: list[str]) -> list[list[Part]]:
+    """Each block of a page in up to three parts: imports, what is shown, what is folded below.
+
+    What gives a name to something that is read later, in lines that are shown, is shown as well.
+    """
+    drawing: set[str] = set()
+    found, drew = [], []
+    for block in blocks:
+        found.append(split(block, drawing))
+        drew.append(set(drawing))
+    read: set[str] = set()
+    for block_parts, figures in zip(reversed(found), reversed(drew), strict=True):
+        for part in reversed(block_parts):
+            if "figure" in part.kinds and assigned(part) & read - figures:
+                part.kinds = []
+            if not part.kinds:
+                read |= loaded(part)
+    return found
+
+
+def assigned(part: Part) -> set[str]:
+    tree = ast.walk(ast.parse(part.text))
+    values = [target for node in tree if isinstance(node, ast.Assign) for target in node.targets]
+    return {node.id for value in values for node in ast.walk(value) if is_target(node)}
+
+
+def loaded(part: Part) -> set[str]:
+    tree = ast.walk(ast.parse(part.text))
+    return {node.id for node in tree if isinstance(node, ast.Name) and not is_target(node)}
+
+
+def lines(part: Part) -> int:
+    """Those of code: no empty ones, no comments."""
+    return len(re.findall(r"^\s*[^\s#]", part.text, re.M))
+
+
+def split(code: str, drawing: set[str]) -> list[Part]:
+    code = code.strip("\n")
+    statements = ast.parse(code).body
+    kinds = [kind(statement, drawing) for statement in statements]
+    shown = [i for i, found in enumerate(kinds) if found == ""]
+    if not shown:
+        folded = [found for found in kinds if found != "import"]
+        few = not folded and lines(Part(code)) < LONG
+        return [Part(code, [] if few else folded or kinds)]
+    # Imports below the last line that is shown are for what is folded.
+    first, last = shown[0], shown[-1]
+    above = statements[first - 1].end_lineno if first and {*kinds[:first]} == {"import"} else 0
+    below = statements[last].end_lineno if {*kinds[last + 1 :]} - {"import"} else None
+    written = code.split("\n")
+    if lines(Part("\n".join(written[:above]))) < LONG:
+        above = 0
+    found = [
+        Part("\n".join(written[:above]), ["import"]),
+        Part("\n".join(written[above:below])),
+        Part("\n".join(written[below:] if below else []), kinds[last + 1 :]),
+    ]
+    return [Part(part.text.strip("\n"), part.kinds) for part in found if part.text.strip()]
+
+
+def kind(node: ast.stmt, drawing: set[str]) -> str:
+    """ "check", "table", "figure", "import", or "" for what a reader should see."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        drawing.update(names_that_draw(node))
+        return "import"
+    if isinstance(node, ast.Assert):
+        return "check"
+    if isinstance(node, (ast.For, ast.With)):
+        return loop(node, drawing)
+    if isinstance(node, ast.FunctionDef):
+        if not draws_only(node.body, drawing):
+            return ""
+        drawing.add(node.name)  # so does a call of it
+        return "figure"
+    value = getattr(node, "value", None)
+    if isinstance(node, ast.Expr) and is_check(node.value):
+        return "check"
+    draws = isinstance(value, ast.Call) and root(value.func) in drawing
+    if isinstance(node, ast.Assign):
+        targets = {name.id for name in ast.walk(node) if is_target(name)}
+        (drawing.update if draws else drawing.difference_update)(targets)
+    if draws:
+        return "figure"
+    if isinstance(node, ast.Expr) and is_table(node.value):
+        return "table"
+    return ""
+
+
+def loop(node: ast.For | ast.With, drawing: set[str]) -> str:
+    inside = set(drawing)
+    if isinstance(node, ast.With):
+        opened = (item.context_expr for item in node.items)
+        return "figure" if all(root(one) in drawing for one in opened) else ""
+    if any(isinstance(name, ast.Name) and name.id in drawing for name in ast.walk(node.iter)):
+        inside |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+    if node.orelse:
+        return ""
+    if draws_only(node.body, inside):
+        return "figure"
+    rest = [inner for inner in node.body if kind(inner, inside) != "check"]
+    if not rest:
+        return "check"
+    return "table" if all(is_call_of(inner, "print") for inner in rest) else ""
+
+
+def draws_only(body: list[ast.stmt], drawing: set[str]) -> bool:
+    """Whether statements draw, and beside it do no more than give names to what they draw."""
+    kinds = [(inner, kind(inner, drawing)) for inner in body]
+    drawn = [inner for inner, found in kinds if found == "figure"]
+    return bool(drawn) and all(
+        found in ("figure", "check") or isinstance(inner, ast.Assign) for inner, found in kinds
+    )
+
+
+def names_that_draw(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    for alias in node.names:
+        whole = alias.name
+        if isinstance(node, ast.ImportFrom):
+            whole = f"{node.module}.{alias.name}"
+        if DRAWS.match(whole) and (not whole.startswith(f"{PLOT}.") or alias.name in plots()):
+            yield alias.asname or alias.name.partition(".")[0]
+
+
+@cache
+def plots() -> set[str]:
+    """The functions of `PLOT` that take axes, or return a figure."""
+    path = modules.modules()[PLOT]
+    functions = [node for node in modules.tree(path).body if isinstance(node, ast.FunctionDef)]
+    return {
+        one.name
+        for one in functions
+        if re.search("Axes|Figure", f"{ast.unparse(one.args)} {ast.unparse(one.returns)}")
+    }
+
+
+def root(node: ast.expr) -> str:
+    """The name with which an expression begins: `ax` of `ax.flat[0].plot`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_target(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def is_call_of(node: ast.stmt, name: str) -> bool:
+    call = getattr(node, "value", None)
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name
+
+
+def is_check(node: ast.expr) -> bool:
+    """Whether an expression is a call as `torch.testing.assert_close(...)`."""
+    called = node.func if isinstance(node, ast.Call) else node
+    name = getattr(called, "attr", getattr(called, "id", ""))
+    return isinstance(node, ast.Call) and name.startswith("assert_")
+
+
+def is_table(node: ast.expr) -> bool:
+    """Whether an expression prints in columns: something in it has a width."""
+    if not (isinstance(node, ast.Call) and root(node.func) == "print"):
+        return False
+    parts = [inner for inner in ast.walk(node) if isinstance(inner, ast.FormattedValue)]
+    specs = [ast.unparse(part.format_spec)[2:-1] for part in parts if part.format_spec]
+    return any(re.match(r".?[<>^=]|\d|\{", spec) for spec in specs)
+
+
+def prints_source(code: str) -> bool:
+    """Whether a block prints the source of the package, and does nothing else."""
+    line = re.compile(r"print\(inspect\.getsource\([\w.]+\)\)")
+    return all(line.fullmatch(written) for written in code.strip().splitlines())

@@ -1,0 +1,176 @@
+"""How a page of the course teaches: code that can wait is folded, and an answer until it is wanted.
+
+A paragraph that begins with "**Predict first.**" asks; a list below it are the choices. What the
+next block of code prints or draws is the answer: it stays folded until its reader opens it. All of
+it works by the keyboard and without scripts, and is in HTML alone.
+"""
+
+from itertools import dropwhile, takewhile
+from typing import Any
+
+from docutils import nodes
+from sphinx.locale import _
+from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
+
+from gallery import folding, pages
+
+logger = logging.getLogger(__name__)
+
+PREDICT, ASKS = "Predict first.", "asks"
+
+
+def answer() -> str:
+    return _("Choose, then open the answer")
+
+
+class fold(nodes.General, nodes.Element):
+    """A line, and what opens below it."""
+
+
+class choices(nodes.General, nodes.Element):
+    """A question, of which a reader chooses one answer."""
+
+
+class Mark(SphinxTransform):
+    """Questions are known by their English, so before a translation takes its place."""
+
+    default_priority = 10
+
+    def apply(self, **kwargs: Any) -> None:
+        for paragraph in self.document.findall(nodes.paragraph):
+            first = next((node for node in paragraph.children if node.astext()), None)
+            if isinstance(first, nodes.strong) and first.astext() == PREDICT:
+                paragraph["classes"].append(ASKS)
+
+
+class Fold(SphinxPostTransform):
+    default_priority = 750  # terms are linked at 700, the gallery cuts code into words at 800
+    formats = ("html",)
+
+    def run(self, **kwargs: Any) -> None:
+        if pages.page_of(self.env.docname) is None or self.app.tags.has("book"):
+            return
+        blocks = list(self.document.findall(is_code))
+        questions = [p for p in self.document.findall(nodes.paragraph) if ASKS in p["classes"]]
+        outputs = {"sphx-glr-script-out", "cell_output"}
+        ran = any(outputs & {*node["classes"]} for node in self.document.findall(nodes.Element))
+        for question in questions:
+            if not hide_answer(question) and ran:
+                logger.warning("nothing answers: %s", question.astext(), location=question)
+        for number, question in enumerate(questions):
+            offer_choices(question, f"choice-{number}")
+        for block, parts in zip(blocks, folding.parts([b.astext() for b in blocks]), strict=True):
+            replace(block, parts)
+
+
+def is_code(node: nodes.Node) -> bool:
+    """Whether a node is a block of the script: not what it printed, nor an example in its text."""
+    if not isinstance(node, nodes.literal_block):
+        return False
+    return node.get("language") == "Python" or "cell_input" in node.parent.get("classes", [])
+
+
+def is_output(node: nodes.Node) -> bool:
+    """Whether a node is what a block printed or drew."""
+    if isinstance(node, nodes.raw):
+        return True
+    return isinstance(node, nodes.Element) and any("sphx-glr" in c for c in node.get("classes", []))
+
+
+def below(node: nodes.Node) -> list[nodes.Node]:
+    """What follows a node under the same heading."""
+    beside = node.parent.children
+    return list(beside[beside.index(node) + 1 :])
+
+
+def hide_answer(question: nodes.paragraph) -> bool:
+    """Fold what the next block printed and drew, and say whether it did."""
+    after = below(question)
+    cells = of_next_cells(after)
+    code = next((i for i, node in enumerate(after) if is_code(node)), len(after))
+    found = list(takewhile(lambda node: is_output(node) or ignored(node), after[code + 1 :]))
+    shown = cells or [node for node in found if is_output(node)]
+    if shown:
+        made = fold(label=answer(), classes=["answer"])
+        shown[0].parent.insert(shown[0].parent.index(shown[0]), made)
+        for node in shown:
+            node.parent.remove(node)
+            made += node
+    return bool(shown)
+
+
+def of_next_cells(after: list[nodes.Node]) -> list[nodes.Node]:
+    """The outputs of the next cells of a stored notebook, up to the next text."""
+
+    def is_cell(node: nodes.Node) -> bool:
+        return isinstance(node, nodes.Element) and "cell" in node.get("classes", [])
+
+    begun = dropwhile(lambda node: not (is_cell(node) or is_code(node)), after)
+    cells = takewhile(is_cell, begun)
+    return [node for cell in cells for node in cell.children if "cell_output" in node["classes"]]
+
+
+def ignored(node: nodes.Node) -> bool:
+    return isinstance(node, (nodes.comment, nodes.target))
+
+
+def offer_choices(question: nodes.paragraph, name: str) -> None:
+    """The list below a question becomes buttons of which one is chosen."""
+    after = below(question)
+    if after and isinstance(after[0], nodes.bullet_list):
+        if any(len(item) != 1 for item in after[0]):
+            logger.warning("a choice is one paragraph: %s", question.astext(), location=question)
+            return
+        made = choices(name=name)
+        question.replace_self(made)
+        after[0].parent.remove(after[0])
+        made += [question, after[0]]
+
+
+def replace(block: nodes.literal_block, parts: list[folding.Part]) -> None:
+    """Put the parts of a block in its place."""
+    made: list[nodes.Node] = []
+    for part in parts:
+        copy = block.copy()
+        copy["ids"] = [] if made else copy["ids"]
+        copy.rawsource = part.text
+        copy += nodes.Text(part.text)
+        made.append(fold("", copy, label=part.label, classes=["code"]) if part.kinds else copy)
+    block.replace_self(made)
+
+
+# ------------------------------------------------------------------------------------ in HTML
+
+
+def visit_fold(self: Any, node: fold) -> None:
+    self.body.append(self.starttag(node, "details", CLASS="fold"))
+    self.body.append(f"<summary>{self.encode(node['label'])}</summary>\n")
+
+
+def depart_fold(self: Any, node: fold) -> None:
+    self.body.append("</details>\n")
+
+
+def visit_choices(self: Any, node: choices) -> None:
+    self.body.append(self.starttag(node, "fieldset", CLASS="predict") + "<legend>")
+    question, answers = node.children
+    for child in question.children:
+        child.walkabout(self)
+    self.body.append("</legend>\n")
+    for item in answers.children:
+        self.body.append(f'<label><input type="radio" name="{node["name"]}"><span>')
+        for child in item.children[0].children:
+            child.walkabout(self)
+        self.body.append("</span></label>\n")
+    self.body.append("</fieldset>\n")
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.add_node(fold, html=(visit_fold, depart_fold))
+    app.add_node(choices, html=(visit_choices, None))
+    app.add_transform(Mark)
+    app.add_post_transform(Fold)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,261 @@
+"""The pages of the course: which there are, in which order, and what each says of itself.
+
+A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2": the number is that of a lesson. A letter after
+it, as in "2a_gpt2_in_depth", makes an in-depth page of the lesson with this number.
+
+What a page says (sections, minutes, packages, exercises) is read from its script, where it stands
+once. What is not in its text is in comments of the gallery, which neither pages nor notebooks show:
+
+    # sphinx_gallery_needs = ["1_tokens", "../2_qwen2/2_rope"]     pages to read before
+    # sphinx_gallery_words = ["BPE", "subword"]                    other words, for the search
+    # sphinx_gallery_museum = ["G6"]                               mistakes that it mentions
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sources import modules
+from sources.modules import DOCS as DOCS
+from sources.modules import ROOT
+from sphinx_gallery import gen_rst, py_source_parser
+
+from gallery import folding
+
+TUTORIALS = ROOT / "tutorials"
+GPU = TUTORIALS / "gpu"  # no chapter of the gallery: its pages are executed notebooks
+
+
+def chapters() -> list[Path]:
+    """Chapter folders in reading order; a folder without a header is no chapter."""
+    return sorted((h.parent for h in TUTORIALS.glob("[0-9]*/GALLERY_HEADER.rst")), key=number)
+
+
+def number(path: Path) -> tuple[int, str]:
+    """Of a lesson, and the letter of an in-depth page: (2, "") and (2, "a")."""
+    digits, letter = re.match(r"(\d+)([a-z]?)_", path.name).groups()
+    return int(digits), letter
+
+
+def pages(chapter: Path) -> list[Path]:
+    """The scripts of one chapter, in reading order."""
+    return sorted(chapter.glob("[0-9]*.py"), key=number)
+
+
+def scripts() -> list[Path]:
+    """Every tutorial script of the site, in reading order."""
+    return [script for chapter in chapters() for script in pages(chapter)]
+
+
+def gpu_scripts() -> list[Path]:
+    """The scripts of the pages on GPU kernels, in reading order. See gpu_notebooks.py."""
+    return pages(GPU)
+
+
+def header_text(chapter: Path) -> tuple[str, str]:
+    """Title and first paragraph of a chapter's header file, the one .rst of its folder."""
+    (header,) = chapter.glob("*.rst")
+    heading, first, *_ = header.read_text(encoding="utf-8").strip().split("\n\n")
+    return heading.splitlines()[0], " ".join(first.split())
+
+
+def intro(page: str) -> str:
+    """The first paragraph of a page's chapter."""
+    return header_text(script(page).parent)[1]
+
+
+def by_chapter() -> dict[str, list[str]]:
+    """The pages of each chapter by its title, those on GPU kernels last."""
+    return {
+        header_text(folder)[0]: [f"{folder.name}/{path.stem}" for path in pages(folder)]
+        for folder in [*chapters(), GPU]
+    }
+
+
+def in_order() -> list[str]:
+    """All pages in reading order."""
+    return [page for members in by_chapter().values() for page in members]
+
+
+def lesson(page: str) -> str:
+    """The lesson that a page deepens; of a lesson, itself."""
+    return next(name for name in beside(page) if is_lesson(name))
+
+
+def beside(page: str) -> list[str]:
+    """The pages with the number of one: a lesson, and those in depth."""
+    path = script(page)
+    same = (one for one in pages(path.parent) if number(one)[0] == number(path)[0])
+    return [f"{one.parent.name}/{one.stem}" for one in same]
+
+
+def is_lesson(page: str) -> bool:
+    return not number(script(page))[1]
+
+
+def lessons() -> list[str]:
+    """The reading path."""
+    return [page for page in in_order() if is_lesson(page)]
+
+
+def in_depth(page: str) -> list[str]:
+    """The in-depth pages of a lesson; an in-depth page has none."""
+    return [name for name in beside(page) if not is_lesson(name)] if is_lesson(page) else []
+
+
+def script(page: str) -> Path:
+    return TUTORIALS / f"{page}.py"
+
+
+def document(page: str) -> str:
+    """The document of the site that shows a page."""
+    return f"/{page}" if page.startswith("gpu/") else f"/auto_tutorials/{page}"
+
+
+def page_of(docname: str) -> str | None:
+    """The page that a document of the site shows, if it is one of the course."""
+    page = docname.removeprefix("auto_tutorials/")
+    return page if page in in_order() else None
+
+
+# -- what a page says of itself --------------------------------------------------------------------
+
+#: A link to the notebook of another page, which the site makes a link to that page.
+LINK = re.compile(r"`([^`<]+?)\s*<(?:\.\./(\w+)/)?(\d\w*)\.ipynb>`_")
+#: The title of a heading and the line below it.
+HEADING = re.compile(r"^(\S[^\n]*)\n(=+|-+|~+)$", re.M)
+FORMULA = re.compile(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", re.M)
+#: How fast a page is read. Rounded to five minutes: nobody has measured it with a class.
+WORDS_A_MINUTE = 200
+LINES_A_MINUTE = 20
+MINUTES_A_FORMULA = 0.5
+
+
+def blocks(script: Path) -> list[Any]:
+    """The text and code blocks of a script, cleaned as the gallery cleans them."""
+    _, found = py_source_parser.split_code_and_text_blocks(str(script))
+    conf, outputs = {"remove_config_comments": True}, [""] * len(found)
+    return gen_rst._clean_script_blocks(conf, py_source_parser, found, outputs)[0]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A piece of a page under one heading, with the text directly below it."""
+
+    page: str
+    title: str
+    mark: str  # the sign that underlines it: = for the page, - for a section, ~ below one
+    inside: str  # the title of the section in which it stands
+    text: str
+
+    @property
+    def plain(self) -> str:
+        return self.title.replace("``", "")
+
+    @property
+    def anchor(self) -> str:
+        return nodes.make_id(self.plain)
+
+
+def split(script: Path) -> list[Section]:
+    """The sections of a script."""
+    text = "\n\n".join(block.content for block in blocks(script) if block.type == "text")
+    parts = HEADING.split(text)[1:]
+    found, inside = [], ""
+    for title, rule, below in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        above = inside if rule[0] == "~" else ""
+        inside = inside if rule[0] == "~" else title
+        name = f"{script.parent.name}/{script.stem}"
+        found.append(Section(name, title, rule[0], above, below.strip()))
+    return found
+
+
+@cache
+def sections(page: str) -> list[Section]:
+    return split(script(page))
+
+
+def said(page: str, title: str) -> str:
+    """The text of the section with this title; empty where there is none."""
+    return next((section.text for section in sections(page) if section.title == title), "")
+
+
+def target(page: str, link: re.Match[str]) -> str:
+    """The page to which a link of `LINK` leads."""
+    return f"{link[2] or page.partition('/')[0]}/{link[3]}"
+
+
+@cache
+def comment(page: str, name: str) -> list[str]:
+    """A list in a comment of the gallery; empty where there is none."""
+    found, _ = py_source_parser.split_code_and_text_blocks(str(script(page)))
+    return list(found.get(name, []))
+
+
+@cache
+def needs(page: str) -> list[str]:
+    """Pages to read before a page, in reading order. An in-depth page needs its lesson."""
+    found = set()
+    chapter = page.partition("/")[0]
+    for name in comment(page, "needs"):
+        found.add(name.removeprefix("../") if name.startswith("../") else f"{chapter}/{name}")
+    if not is_lesson(page):
+        found.add(lesson(page))
+    if unknown := found - set(in_order()):
+        raise ValueError(f"{page} needs pages that do not exist: {sorted(unknown)}")
+    return [name for name in in_order() if name in found]
+
+
+@cache
+def behind(page: str) -> frozenset[str]:
+    """All pages that come before a page, directly or not."""
+    return frozenset(needs(page)).union(*map(behind, needs(page)))
+
+
+@cache
+def minutes(page: str) -> int:
+    """Minutes to read a page, rounded to five: words, lines of code and formulas, each at the pace
+    stated above. Blank lines, comments and what is folded do not count, addresses are no words."""
+    return read_in(blocks(script(page)))
+
+
+def words(text: str) -> int:
+    """Those of a text in markup: formulas are none, nor are addresses."""
+    text = FORMULA.sub("", LINK.sub(r"\1", text))
+    return len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
+
+
+def read_in(found: list[Any]) -> int:
+    text = "".join(f"{block.content}\n" for block in found if block.type == "text")
+    code = folding.parts([block.content for block in found if block.type == "code"])
+    lines = sum(folding.lines(part) for parts in code for part in parts if not part.kinds)
+    formulas = len(FORMULA.findall(text))
+    time = words(text) / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
+    return max(5, 5 * round(time / 5))
+
+
+def in_words(minutes: int) -> str:
+    return f"{minutes} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+
+
+@cache
+def packages(page: str) -> list[str]:
+    """Packages that a page imports beyond those that the package itself requires."""
+    given = modules.project()["project"]["dependencies"]
+    core = {re.split(r"[^\w.-]", requirement)[0].replace("-", "_") for requirement in given}
+    found = {module.partition(".")[0] for module, _ in modules.imported(script(page))}
+    return sorted(found - core - {modules.PACKAGE} - sys.stdlib_module_names)
+
+
+def exercises(page: str) -> int:
+    """The numbered items of the page's section of exercises."""
+    return len(re.findall(r"^\d+\. ", said(page, "Exercises"), re.M))
+
+
+def with_documents(page: str, text: str, link: str) -> str:
+    """A text whose links to notebooks lead to documents, in the form of `link`."""
+    return LINK.sub(lambda found: link.format(found[1], document(target(page, found))), text)

@@ -1,0 +1,136 @@
+"""How pages run: the settings of the gallery, a fresh state for each page, one pool for all.
+
+A parallel build runs all pages in one pool. The gallery fills its pool chapter by chapter, and at
+the end of each a core waits for the longest page. But it takes a page that has run, and has not
+changed, as it is: so all pages run here first. One that fails is reported, and runs again there.
+"""
+
+import gc
+import os
+import random
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from sphinx.util import logging
+from sphinx_gallery._doctree_links import CodeLinksTransform
+from sphinx_gallery.gen_rst import generate_file_rst
+
+from gallery import pages
+
+FILTERS = list(warnings.filters)  # those of the build, restored after each script
+logger = logging.getLogger(__name__)
+
+
+def sphinx_gallery_conf() -> dict[str, Any]:
+    return {
+        "examples_dirs": ["../tutorials"],
+        "gallery_dirs": ["auto_tutorials"],
+        "subsection_order": [f"../tutorials/{chapter.name}" for chapter in pages.chapters()],
+        "within_subsection_order": "FileNameSortKey",
+        # A script runs, and has a page, when its name starts with its number in the chapter.
+        "filename_pattern": r"[/\\][0-9][^/\\]*[/\\][0-9][^/\\]*\.py$",
+        "ignore_pattern": r"(^|[/\\])[^0-9/\\][^/\\]*\.py$",
+        "junit": "../gallery_junit.xml",
+        # Processes that run pages; with more than one see `run`.
+        "parallel": int(os.environ.get("GALLERY_JOBS") or 0) or False,
+        "reset_modules": ("matplotlib", "gallery.running.reset_state"),
+        "reset_modules_order": "both",
+        "remove_config_comments": True,
+        "show_signature": False,
+        "notebook_images": True,
+        "image_scrapers": ("gallery.figures.scraper",),
+        "default_thumb_file": str(pages.DOCS / "_static" / "thumbnail.png"),
+        "backreferences_dir": "auto_tutorials/backreferences",
+        "doc_module": ("lm_from_scratch",),
+        # Names of functions and classes in the code are links; variables are not.
+        "inspect_global_variables": False,
+        # The name that the API page shows, not a shorter one from a package's __init__.
+        "prefer_full_module": {r"lm_from_scratch"},
+        # Computing times on a page change with every build; junit keeps them for the checks.
+        "write_computation_times": False,
+        "min_reported_time": 1e9,
+        "recommender": {"enable": True},
+        "ignore_repr_types": r"matplotlib[.](text|axes|lines|image|collections|container|legend)",
+    }
+
+
+def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> None:
+    """Give every tutorial the state of a fresh process, so that reading order does not matter.
+
+    A warning is an error while a tutorial runs: a page shows no deprecated call.
+    """
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the legacy generator is the global state to reset
+    torch.manual_seed(0)
+    np.set_printoptions(edgeitems=3, linewidth=75, precision=8, suppress=False, threshold=1000)
+    torch.set_printoptions(profile="default")
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch.compiler.reset()
+    plt.close("all")
+    gc.collect()
+    warnings.resetwarnings()
+    if when == "before" and fname is not None:
+        warnings.simplefilter("error")
+        # Third parties deprecate at their own pace.
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
+            warnings.filterwarnings("ignore", category=category, module=r"(?!lm_from_scratch)")
+        warnings.filterwarnings("ignore", category=ResourceWarning)
+        # torch 2.15 says so when it compiles on that release alone
+        warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
+    else:
+        warnings.filters[:] = FILTERS
+
+
+def run(app: Any) -> None:
+    conf = app.config.sphinx_gallery_conf
+    if not (conf["parallel"] and conf["plot_gallery"]):
+        return
+    from joblib import Parallel, delayed
+
+    scripts = pages.scripts()
+    targets = [Path(app.srcdir, "auto_tutorials", script.parent.name) for script in scripts]
+    for target in targets:
+        (target / "images" / "thumb").mkdir(parents=True, exist_ok=True)
+    results = Parallel(n_jobs=conf["parallel"], batch_size=1)(
+        delayed(generate_file_rst)(script.name, target, script.parent, conf)
+        for script, target in zip(scripts, targets, strict=True)
+    )
+    for script, (*_, out) in zip(scripts, results, strict=True):
+        if "formatted_exception" in out:
+            logger.warning("%s failed:\n%s", script, out["formatted_exception"])
+        elif "passing" in out:
+            conf["passing_examples"].append(str(script))
+
+
+def ran_here(app: Any) -> None:
+    """What has run in this build is not what an earlier one left."""
+    conf = app.config.sphinx_gallery_conf
+    if conf["passing_examples"]:
+        docs = Path(app.srcdir, "auto_tutorials")
+        passed = {
+            str(docs / Path(page).relative_to(pages.TUTORIALS)) for page in conf["passing_examples"]
+        }
+        conf["stale_examples"] = [page for page in conf["stale_examples"] if page not in passed]
+
+
+def setup(app: Any) -> dict[str, bool]:
+    # Documents are trees with links back, which the collector searches again and again in vain.
+    gc.set_threshold(100_000, 50, 100)
+    # The gallery cuts code into a node for each word, to link them. It does so last: every other
+    # step of a page walks over all nodes, and terms of the glossary are linked at 700.
+    CodeLinksTransform.default_priority = 800
+    app.connect("builder-inited", run, priority=400)  # the gallery comes at 500
+    app.connect("builder-inited", ran_here, priority=600)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,151 @@
+"""What stands in the place of a widget until it runs: bars, computed with the same model.
+
+A picture is a caption and rows: a label, a share of the full length, and a number as text.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from sources import templates
+from sphinx.locale import _
+from torch import Tensor
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments.plot import attention_maps
+from lm_from_scratch.instruments.record import record_attention
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+Row = tuple[str, float, str]
+Picture = tuple[str, list[Row]]
+SHOWN = 5
+
+
+@cache
+def shipped(name: str) -> tuple[Any, Tokenizer]:
+    model, tokenizer = load_shipped(name)
+    return model.eval(), tokenizer
+
+
+@cache
+def picture(widget: str, model: str, prompt: str) -> Picture:
+    with torch.no_grad():
+        return PICTURES[widget](model, prompt)
+
+
+def logits(name: str, prompt: str) -> Tensor:
+    model, tokenizer = shipped(name)
+    return model(torch.tensor([tokenizer.start(prompt)]))[0]  # (T, V)
+
+
+def shown(token: str) -> str:
+    """A token as a label: blanks and line ends are visible."""
+    return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
+
+
+templates.PAGES.filters["shown"] = shown
+
+
+def percent(label: str, share: float) -> Row:
+    return label, share, f"{100 * share:.1f} %"
+
+
+def likeliest(name: str, prompt: str) -> Picture:
+    best = logits(name, prompt)[-1].softmax(-1).topk(SHOWN)
+    pieces = map(shown, shipped(name)[1].pieces(best.indices.tolist()))
+    rows = [percent(*row) for row in zip(pieces, best.values.tolist(), strict=True)]
+    return _("After “{prompt}” these tokens are the most likely:").format(prompt=prompt), rows
+
+
+def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
+    model, tokenizer = shipped(name)
+    ids = tokenizer.start(prompt)
+    weights = attention_maps(model, torch.tensor([ids]))[layer][0, head, -1].tolist()
+    labels = ["⊢", *map(shown, tokenizer.pieces(ids[1:]))]
+    rows = [percent(*row) for row in zip(labels, weights, strict=True)]
+    return _("From the last token of “{prompt}”, one head looks at:").format(prompt=prompt), rows
+
+
+def race(name: str, prompt: str, count: int = 40) -> Picture:
+    """Tokens that go through the model: nearly all multiplications are of the weights with them."""
+    start = len(shipped(name)[1].start(prompt))
+    cached, whole = start + count - 1, sum(range(start, start + count))
+    rows = [(_("with a cache"), cached / whole, f"{cached}"), (_("without"), 1.0, f"{whole}")]
+    return _("Tokens that go through the model to write {count}:").format(count=count), rows
+
+
+def clock(name: str, prompt: str, shift: int = 16) -> Picture:
+    rows = []
+    for label, each in (("Qwen2, rotated", "qwen2-docs"), ("GPT-2, learned", "gpt2-docs")):
+        model, tokenizer = shipped(each)
+        ids = torch.tensor([tokenizer.start(prompt)])
+        places = torch.arange(ids.shape[1])
+        still, moved = (moved_maps(model, ids, places + by) for by in (0, shift))
+        most = max((a - b).abs().amax().item() for a, b in zip(still, moved, strict=True))
+        rows.append(percent(label, most))
+    return f"Moved by {shift} positions, an attention weight changes by at most:", rows
+
+
+def moved_maps(model: Any, ids: Tensor, positions: Tensor) -> list[Tensor]:
+    with record_attention(model) as recorded:
+        model(ids, positions=positions[None])
+    return [layer[0] for layer in recorded]
+
+
+def bits(name: str, prompt: str) -> Picture:
+    ids = torch.tensor(shipped(name)[1].start(prompt))
+    costs = {}
+    for number in (16, 8, 4, 3, 2):
+        model, _ = load_shipped(name)
+        for weight in model.parameters():
+            if weight.dim() == 2 and number < 16:
+                step = weight.abs().amax(1, keepdim=True) / (2 ** (number - 1) - 1)
+                weight.copy_((weight / step).round() * step)
+        log_p = model.eval()(ids[None])[0, :-1].log_softmax(-1)
+        nats = -log_p.gather(-1, ids[1:, None]).mean().item()
+        costs[number] = nats / torch.tensor(2.0).log().item()
+    most = max(costs.values())
+    rows = [(f"{number} bits", c / most, f"{c:.2f}") for number, c in costs.items()]
+    return f"How “{prompt}” surprises the model, in bits a token, with weights of", rows
+
+
+def surprise(name: str, prompt: str) -> Picture:
+    _, tokenizer = shipped(name)
+    ids = torch.tensor(tokenizer.start(prompt))
+    log_p = logits(name, prompt)[:-1].log_softmax(-1) / torch.tensor(2.0).log()
+    costs = (-log_p.gather(-1, ids[1:, None]))[:, 0].tolist()
+    labels = map(shown, tokenizer.pieces(ids[1:].tolist()))
+    rows = [
+        (label, cost / max(costs), f"{cost:.1f}") for label, cost in zip(labels, costs, strict=True)
+    ]
+    return "How much each token surprises the whole model, in bits:", rows
+
+
+def lens(name: str, prompt: str) -> list[Row]:
+    """The most likely next token, if the model stopped after each of its blocks."""
+    model, tokenizer = shipped(name)
+    seen: list[Tensor] = []
+    hooks = [
+        block.register_forward_hook(lambda _, __, x: seen.append(x[0, -1]))
+        for block in model.backbone.layers
+    ]
+    with torch.no_grad():
+        logits(name, prompt)
+    for hook in hooks:
+        hook.remove()
+    rows = []
+    for number, x in enumerate(seen, 1):
+        scores = model.project(model.backbone.norm(x), model.head_weight)  # (V,)
+        share, best = scores.softmax(-1).max(-1)
+        (piece,) = tokenizer.pieces([int(best)])
+        rows.append(
+            percent(_("block {number}: ").format(number=number) + shown(piece), share.item())
+        )
+    return rows
+
+
+PICTURES: dict[str, Callable[[str, str], Picture]] = {
+    "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race,
+    "clock": clock, "bits": bits, "break": surprise, "tour": likeliest,
+}  # fmt: skip

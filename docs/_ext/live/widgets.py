@@ -1,0 +1,139 @@
+"""A model that runs in the page: one line, ``.. live:: next``, puts a widget there.
+
+The widget is ``_static/live/widgets/next.js``. Options are what it begins with: ``:prompt:``, and
+``:model:``, one of those that ship with the package. A page with a widget loads a small script;
+engine and weights come when a reader is near. Without scripts, and in print, there is a picture
+(live_pictures.py).
+"""
+
+import base64
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from editions import translation
+from sources import templates
+from sphinx.locale import _
+from sphinx.util.docutils import SphinxDirective
+
+from live import pictures
+from lm_from_scratch import pretrained
+
+LIVE = Path(__file__).resolve().parents[2] / "_static" / "live"
+#: What to try, in a sentence.
+INVITATIONS = {
+    "next": _("Type the beginning of a text: which token, a word or a part of one, comes next?"),
+    "look": _("Choose a token and a head: where does it look? Then silence that head."),
+    "race": _(
+        "Write a text with the results for earlier tokens kept, and with all computed again."
+    ),
+    "clock": _("Pretend that the text begins later. Do both models still look at the same tokens?"),
+    "bits": _(
+        "Round the weights to fewer bits. When does the text begin to surprise the model more?"
+    ),
+    "break": _("One part of this model is switched off. Give it texts, and find out which."),
+    "tour": _("Follow the last token of a text through the model, one step at a time."),
+    "beams": _(
+        "Keep one beginning at each step, or several. Which way finds the more likely text?"
+    ),
+    "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
+}
+PROMPT = "If the file does not exist, an"
+
+
+class live(nodes.General, nodes.Element):
+    """A place for a widget."""
+
+
+class Live(SphinxDirective):
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {
+        "prompt": directives.unchanged_required,
+        "model": directives.unchanged_required,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        widget = self.arguments[0]
+        if widget not in INVITATIONS:
+            raise self.error(f"there is no widget {widget!r}: {', '.join(INVITATIONS)}")
+        number = self.env.new_serialno(f"live-{widget}")
+        node = live(
+            widget=widget,
+            ids=[f"live-{widget}" + (f"-{number}" if number else "")],
+            prompt=self.options.get("prompt", PROMPT),
+            model=self.options.get("model", "qwen2-docs"),
+        )
+        invitation = str(INVITATIONS[widget])
+        node += nodes.paragraph(invitation, invitation, classes=["live-invitation"])
+        return [node]
+
+
+def visit(self: Any, node: live) -> None:
+    data = {f"data-{name}": node[name] for name in ("widget", "model", "prompt")}
+    label = {"aria-label": _("A model that runs in this page")}
+    self.body.append(self.starttag(node, "section", CLASS="live", **data, **label))
+
+
+def depart(self: Any, node: live) -> None:
+    picture = pictures.picture(node["widget"], node["model"], node["prompt"])
+    self.body.append(templates.render("live.html", picture=picture) + "</section>\n")
+
+
+def skip(self: Any, node: live) -> None:
+    raise nodes.SkipNode
+
+
+@cache
+def digest() -> str:
+    """Of the engine, the widgets and the models: what a browser may keep."""
+    folders = LIVE, Path(pretrained.__file__).parent
+    files = sorted(path for folder in folders for path in folder.rglob("*.*") if path.is_file())
+    whole = hashlib.sha256()
+    for path in files:
+        if "__pycache__" not in path.parts:
+            whole.update(path.read_bytes())
+    return whole.hexdigest()[:8]
+
+
+def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
+    if doctree is not None and next(doctree.findall(live), None) is not None:
+        version = {"data-version": digest()}
+        if (
+            translation.LANGUAGE != translation.FIRST
+        ):  # the models of the first edition, from this folder
+            version["data-models"] = "../../../_static/live/"
+        app.add_js_file("live/loader.js", loading_method="defer", **version)
+        app.add_css_file("live/live.css")
+
+
+# -------------------------------------------------------------------- what the built site holds
+
+
+def write_models(folder: Path) -> None:
+    """The shipped models as scripts, which a page may load from a disk, too."""
+    for config in Path(pretrained.__file__).parent.glob("*/config.json"):
+        shipped = config.parent
+        parts = {
+            "config": json.loads((shipped / "config.json").read_text()),
+            "tokenizer": json.loads((shipped / "tokenizer.json").read_text(encoding="utf-8")),
+            "weights": base64.b64encode((shipped / "model.safetensors").read_bytes()).decode(),
+        }
+        script = f"lm.receive({json.dumps(shipped.name)}, {json.dumps(parts)});\n"
+        templates.write({folder / f"{shipped.name}.js": script})
+
+
+def finish(app: Any, error: Exception | None) -> None:
+    if not error and app.builder.name == "html" and translation.LANGUAGE == translation.FIRST:
+        write_models(Path(app.outdir, "_static", "live", "models"))
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.add_node(live, html=(visit, depart), text=(skip, None), latex=(skip, None))
+    app.add_directive("live", Live)
+    app.connect("html-page-context", add_loader)
+    app.connect("build-finished", finish)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

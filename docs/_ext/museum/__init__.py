@@ -1,0 +1,1 @@
+"""The bug museum: a card for each mistake, and ten stories."""

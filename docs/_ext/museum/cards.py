@@ -1,0 +1,134 @@
+"""The bug museum: a card for every mistake, by what one sees.
+
+`museum.toml` says what is on a card. In its section "Bug museum" a page shows numbers, as "(G4)",
+and elsewhere it may mention them (page.py); a test has them in its name (`test_Q4_...`), a hunt in
+its exercise. A number with an M needs no such test: the section that shows it asserts it.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from gallery import exercises, pages
+from gallery.pages import Section
+from sources import templates
+
+from lm_from_scratch.exercises.exercise import Exercise
+
+ONE = r"[GQKLTM][1-9]\d{0,2}"
+NUMBER = re.compile(rf"\b({ONE})\b")
+#: How a page says which mistakes a section of its museum shows: "(G1, G2)".
+SHOWN = re.compile(rf"\(((?:{ONE}(?:,\s+)?)+)\)")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What one sees, what was wrong, and the line that fixes it."""
+
+    kind: str
+    saw: str
+    wrong: str
+    old: str
+    new: str
+
+
+@cache
+def data() -> dict[str, Any]:
+    return tomllib.loads((pages.DOCS / "museum.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def numbers() -> dict[str, Mistake]:
+    return {key: Mistake(**said) for key, said in data().items() if NUMBER.fullmatch(key)}
+
+
+@cache
+def exhibits() -> list[Section]:
+    """Every mistake of every page's museum, in the order of the pages."""
+    sections = [section for name in pages.in_order() for section in pages.sections(name)]
+    return [section for section in sections if section.inside == "Bug museum"]
+
+
+def shown(exhibit: Section) -> list[str]:
+    """The numbers of a section in a page's museum."""
+    return [number for found in SHOWN.findall(exhibit.text) for number in NUMBER.findall(found)]
+
+
+def hunts(number: str) -> list[Exercise]:
+    return [one for one in exercises.written() if number in NUMBER.findall(one.hunt)]
+
+
+def label(number: str) -> str:
+    return f"bug-{number.lower()}"
+
+
+def with_links(text: str) -> str:
+    """The numbers of a text in MyST become links to their place in the index."""
+    return NUMBER.sub(lambda found: f"{{ref}}`{found[1]} <{label(found[1])}>`", text)
+
+
+# -- the page --------------------------------------------------------------------------------
+
+
+def link(exhibit: Section) -> str:
+    """Its title is not escaped: it holds no markup."""
+    return f"`{exhibit.plain} <{pages.document(exhibit.page)[1:]}.html#{exhibit.anchor}>`__"
+
+
+def hunt_line(one: Exercise) -> str:
+    title = exercises.title(one).removeprefix("Bug hunt: ")
+    return f"Hunt: :doc:`{title} </exercises/{one.name}>`."
+
+
+def pages_of(number: str) -> list[str]:
+    """The pages that show or mention a mistake."""
+    found = [one.page for one in exhibits() if number in shown(one)]
+    return [*dict.fromkeys(found + named(number))]
+
+
+def named(number: str) -> list[str]:
+    """The pages that mention a mistake without showing it."""
+    return [name for name in pages.in_order() if number in pages.comment(name, "museum")]
+
+
+def chapters(number: str) -> list[str]:
+    """Where a reader looks for a mistake: the chapters of its pages, or the one of its letter."""
+    found = [name.partition("/")[0] for name in pages_of(number)]
+    return [*dict.fromkeys(found)] or [data()["chapters"][number[0]]]
+
+
+def where(number: str, stories: Sequence[Any] = ()) -> str:
+    """Where to go on from a card. Each of the ``stories`` knows its numbers."""
+    told = [f"Story: :doc:`{s.title} </stories/{s.name}>`." for s in stories if number in s.numbers]
+    found = [f"Shown: {link(one)}." for one in exhibits() if number in shown(one)]
+    lines = told + found + [f"Mentioned: :doc:`{pages.document(name)}`." for name in named(number)]
+    return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
+
+
+def cards() -> dict[str, list[str]]:
+    """The numbers by what one sees, in the order of the course."""
+    order = [folder.name for folder in [*pages.chapters(), pages.GPU]]
+    found = sorted(numbers(), key=lambda number: order.index(chapters(number)[0]))
+    kinds = data()["kinds"]
+    return {kind: [n for n in found if numbers()[n].kind == kind] for kind in kinds}
+
+
+def index(stories: Sequence[Any]) -> str:
+    """The page, with a list of the ``stories`` (stories.py)."""
+    return templates.render(
+        "museum.rst",
+        mistakes=numbers(),
+        kinds=data()["kinds"],
+        sources=data()["sources"],
+        cards=cards(),
+        label=label,
+        where=partial(where, stories=stories),
+        stories=stories,
+        chapters_of=chapters,
+        hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
+        folders={f.name: pages.header_text(f)[0] for f in [*pages.chapters(), pages.GPU]},
+        hunt_line=hunt_line,
+    )

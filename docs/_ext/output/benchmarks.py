@@ -1,0 +1,283 @@
+"""The numbers of the page on benchmarks. Nothing is measured while the site is built.
+
+`make bench` writes a file for each processor into `docs/benchmarks`. Each benchmark answers a
+question: in a sentence, which also names what is slower than its peer; as a row of marks in the
+first figure; in a figure of its own, and in a table, where each processor has a column. The page
+itself is `_pages/benchmarks.rst`.
+"""
+
+import statistics
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gallery import pages
+from sources import templates
+
+sys.path += {str(path.parent) for path in (pages.ROOT / "tests").rglob("measure.py")}
+import measure
+from measure import Row
+
+BESIDE = {"ahead": "faster", "behind": "**slower**", "undecided": "no clear difference"}
+NOTHING = "–"
+#: What a reader asks, and the benchmark that answers it, in the order of the page.
+QUESTIONS = {
+    "decoding": "How fast does it write?",
+    "training": "How fast does it train?",
+    "engine": "How fast are many requests at a time?",
+    "quantize": "What do 8 and 4 bits bring?",
+    "context": "Does it slow down as the text grows?",
+    "qwen2": "What does a pass through Qwen2 cost?",
+    "loss": "What does the loss cost at a large vocabulary?",
+    "layers": "How fast are RMSNorm and RoPE?",
+    "galore": "What does GaLore cost in time?",
+    "experts": "How fast is a layer of experts?",
+    "latent": "What does a latent cache cost in time?",
+    "delta_rule": "How fast is the delta rule?",
+    "pages": "How long does this site take to build?",
+}
+Report = dict[str, Any]
+
+
+def side_by_side(name: str, reports: list[Report]) -> list[list[Row | None]]:
+    """The rows of a benchmark, each as every processor has measured it."""
+    found: list[dict[Any, Row]] = []
+    for report in reports:
+        rows = measure.rows_of(report, name) if name in report["benchmarks"] else ()
+        found.append({(row.setting, row.kind, row.peer, row.unit): row for row in rows})
+    keys = dict.fromkeys(key for rows in found for key in rows)
+    return [[rows.get(key) for rows in found] for key in keys]
+
+
+# ---------------------------------------------------------------------------------- the figures
+
+#: Colour and marker by what every round says.
+MARKS = {"ahead": (0, "o"), "undecided": (None, "D"), "behind": (3, "v")}
+
+
+def mark(row: Row) -> tuple[str, str]:
+    from lm_from_scratch.instruments.plot import COLOURS, GREY
+
+    colour, marker = MARKS[row.beside or "undecided"]
+    return GREY if colour is None else COLOURS[colour], marker
+
+
+def overview(reports: list[Report], path: Path) -> None:
+    """Every comparison as a mark, by question, on one logarithmic axis."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
+
+    from lm_from_scratch.instruments.plot import STYLE
+
+    asked = {name: compared(name, reports) for name in QUESTIONS}
+    asked = {name: rows for name, rows in asked.items() if rows}
+    with plt.rc_context({**STYLE, "font.size": 9, "svg.hashsalt": path.stem}):
+        made, ax = plt.subplots(figsize=(4.8, 0.8 + 0.62 * len(asked)))
+        for y, (name, rows) in enumerate(asked.items()):
+            ax.text(0, y - 0.33, QUESTIONS[name], transform=ax.get_yaxis_transform(), va="center")
+            for row in rows:
+                colour, marker = mark(row)
+                ax.plot(row.ratio[0], y, marker, color=colour, alpha=0.5, markersize=6)
+        ax.axvline(1, color="#666666", linewidth=1)
+        ax.set(xscale="log", ylim=(len(asked) - 0.6, -0.7), yticks=[])
+        ax.set(xlabel="times as fast as the peer, or as small", title="Every comparison is a mark")
+        ticks = [0.1, 0.3, 1, 3, 10, 30, 100]
+        low, high = ax.get_xlim()
+        ax.set_xticks([tick for tick in ticks if low < tick < high])
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.grid(axis="y", visible=False)
+        save(made, path)
+
+
+def compared(name: str, reports: list[Report]) -> list[Row]:
+    """The rows of a benchmark that have a peer, of all processors."""
+    measured = [report for report in reports if name in report["benchmarks"]]
+    return [row for report in measured for row in measure.rows_of(report, name) if row.beside]
+
+
+def figure(table: list[list[Row | None]], names: list[str], path: Path) -> None:
+    """Each ratio with its spread on a logarithmic axis, a panel for each processor. A row's name
+    stands above it, so that the figure is narrow enough for a phone."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    from lm_from_scratch.instruments.plot import STYLE
+
+    measured = [[row if row and row.rounds else None for row in line] for line in table]
+    ends = [end for line in measured for row in line if row for end in (*row.ratio, 1)]
+    n = len(names)
+    with plt.rc_context({**STYLE, "font.size": 8.5, "svg.hashsalt": path.stem}):
+        made, axes = plt.subplots(1, n, sharey=True, squeeze=False, figsize=(2.5 + 1.5 * n, 0.7))
+        first = axes[0, 0]
+        behind = dict(facecolor="white", edgecolor="none", pad=0.5)
+        left = dict(transform=first.get_yaxis_transform(), fontsize=7, va="center", bbox=behind)
+        y, setting = 0.0, ""
+        for line in filter(any, measured):
+            row = next(filter(None, line))
+            if row.setting != setting:  # a line of its own
+                setting, y = row.setting, y + 0.45
+                first.text(0, y - 0.81, setting, weight="bold", **left).set_in_layout(False)
+            label = f"{row.kind} / {row.peer}{', MB' if row.unit == 'MB' else ''}"
+            first.text(0, y - 0.36, label, **left).set_in_layout(False)
+            for ax, row in zip(axes[0], line, strict=True):
+                if row is None:
+                    continue
+                colour, marker = mark(row)
+                middle, low, high = row.ratio
+                ax.plot([low, high], [y, y], color=colour, linewidth=2)
+                ax.plot([middle], [y], marker=marker, markersize=6, color=colour)
+            y += 1
+        made.set_figheight(0.7 + 0.38 * y)
+        wide = max(ends) > 20 * min(ends)
+        for ax, name in zip(axes[0], names, strict=True):
+            ax.axvline(1, color="#666666", linewidth=1)
+            ax.set(xscale="log", xlim=(min(ends) / 1.15, max(ends) * 1.15), ylim=(y - 0.5, -0.6))
+            ax.set(yticks=[], xlabel="ratio, over the peer", title=name if n > 1 else "")
+            few = (1,) if n > 1 else (1, 3)
+            ax.xaxis.set_major_locator(LogLocator(subs=few if wide else (1, 1.4, 2, 3, 5, 7)))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.xaxis.set_minor_formatter(NullFormatter())
+            ax.grid(axis="y", visible=False)
+        save(made, path)
+
+
+def save(made: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.savefig(path, metadata={"Date": None})
+    plt.close(made)
+
+
+# ------------------------------------------------------------------------------------ the page
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def some(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def cell(row: Row | None) -> str:
+    """What one processor says of a row, in short paragraphs."""
+    if row is None or not row.rounds:
+        return row.note if row else NOTHING
+    if not row.beside:  # there is no peer
+        return f"{number(row.ours)} {row.unit}"
+    ratio = f"{row.ratio[0]:.2f}"
+    if row.rounds > 1:
+        ratio += f" ({row.ratio[1]:.2f} to {row.ratio[2]:.2f}, {row.rounds} rounds)"
+    numbers = f"{number(row.ours)} and {number(row.theirs)} {row.unit}"
+    limit = ""
+    if row.share:
+        limit = f"{row.share[0]:.0%} of {number(row.at_limit or 0)} ({row.limit})"
+        limit += ", **above the limit**" if row.above_limit else ""
+    return "\n\n".join(filter(None, [f"{ratio}: {BESIDE[row.beside]}", numbers, limit, row.note]))
+
+
+def cells(line: list[Row | None]) -> list[str]:
+    """A row of the table: what is compared, and what each processor says of it."""
+    row = next(filter(None, line))
+    peer = NOTHING if row.peer in (measure.BUDGET, measure.AIM) else row.peer
+    return [row.setting, row.kind, peer, *map(cell, line)]
+
+
+def summary(rows: list[Row]) -> str:
+    """The answer in a sentence or two: the median with its range, and all that is slower."""
+    if not rows:
+        return ""
+    found = [row.ratio[0] for row in rows]
+    middle = f"**{statistics.median(found):.2f} times as fast** as its peer, or as small"
+    said = f"In the middle of {some(len(found), 'comparison')} ours is {middle} "
+    said += f"({min(found):.2f} to {max(found):.2f})."
+    behind: dict[str, list[float]] = {}
+    for row in rows:
+        if row.beside == "behind":
+            name = f"{row.setting}: {row.kind} / {row.peer}"
+            behind.setdefault(name, []).append(row.ratio[0])
+    if not behind:
+        return said + " Nothing here is slower than its peer in every round."
+    each = [
+        f"* {name}, {' and '.join(f'{ratio:.2f}' for ratio in ratios)}"
+        for name, ratios in behind.items()
+    ]
+    return "\n".join([said + " Slower in every round:", "", *each, ""])
+
+
+def answer(rows: list[Row]) -> str:
+    """How fast it is: medians of the rows that say that they are part of the headline."""
+    parts = []
+    for what in dict.fromkeys(row.headline for row in rows if row.headline and row.rounds):
+        found = [row.ratio[0] for row in rows if row.headline == what and row.rounds]
+        spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
+        median = f"**{statistics.median(found):.2f}** {what}"
+        parts.append(f"{median} ({some(len(found), 'row')}{spread})")
+    return ", ".join(parts)
+
+
+@dataclass
+class Section:
+    """What is computed of a benchmark: its answer with a figure, and its table."""
+
+    answer: str
+    numbers: str
+
+
+def section(name: str, reports: list[Report], folder: Path) -> Section:
+    reports = [report for report in reports if name in report["benchmarks"]]
+    names = [measure.name_of(report) for report in reports]
+    table = side_by_side(name, reports)
+    rows = [row for line in table for row in line if row]
+    with_peer = compared(name, reports)
+    if any(row.beside for row in rows):
+        figure(table, names, folder / f"{name}.svg")
+    answer = templates.render("benchmark_answer.rst", name=name, answer=summary(with_peer))
+    numbers = templates.render(
+        "benchmark_numbers.rst",
+        name=name,
+        days=" and ".join(dict.fromkeys(report["benchmarks"][name]["date"] for report in reports)),
+        cells=[["what", "ours", "peer", *names], *map(cells, table)],
+        above=any(row.above_limit for row in rows),
+    )
+    return Section(answer, numbers) if rows else Section("Not measured in this run.", "")
+
+
+def run_of(report: Report) -> dict[str, Any]:
+    """A report, with what the page says of it: how fast, and when and how long it was measured."""
+    found = report["benchmarks"]
+    days = sorted({report["date"], *(benchmark["date"] for benchmark in found.values())})
+    rows = [row for name in found if name != "pages" for row in measure.rows_of(report, name)]
+    return report | {
+        "name": measure.name_of(report),
+        "answer": answer(rows),
+        "day": " to ".join(dict.fromkeys([days[0], days[-1]])),
+        "seconds": f"{sum(benchmark['seconds'] for benchmark in found.values()):,.0f}",
+    }
+
+
+def page(reports: list[Report], folder: Path) -> str:
+    """The page; a benchmark that it does not show is an error that names it."""
+    left = {name for report in reports for name in report["benchmarks"]}
+
+    def question(name: str) -> str:
+        return templates.heading(QUESTIONS[name])
+
+    @cache
+    def asked(name: str) -> Section:
+        left.discard(name)
+        return section(name, reports, folder)
+
+    runs = [run_of(report) for report in reports]
+    gpu = (pages.GPU / "measurements.json").is_file()
+    overview(reports, folder / "overview.svg")
+    text = templates.render(
+        "benchmarks.rst", runs=runs, asked=asked, question=question, gpu=gpu, some=some
+    )
+    if left:
+        raise ValueError(f"docs/_pages/benchmarks.rst says nothing about {sorted(left)}")
+    return text

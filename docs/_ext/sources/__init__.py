@@ -1,0 +1,1 @@
+"""What pages are made from: Python files, read and not imported; the templates of `docs/_pages`."""

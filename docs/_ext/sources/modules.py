@@ -1,0 +1,87 @@
+"""Python files, read and not imported: what a file defines, says of itself, and imports."""
+
+import ast
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[2]
+ROOT = DOCS.parent
+PACKAGE = "lm_from_scratch"
+#: What makes of a function an object that autodoc passes over.
+WRAPPED = r"triton\.jit|torch\.library\.custom_op"
+
+
+@cache
+def project(root: Path = ROOT) -> dict[str, Any]:
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """Each file is asked for its names some eighty times."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def summary(path: Path) -> str:
+    """First line of a file's docstring; single backticks are made reStructuredText."""
+    line = (ast.get_docstring(tree(path)) or "").partition("\n")[0]
+    return re.sub(r"(?<![:`])`([^`]+)`(?!`)", r"``\1``", line)
+
+
+def public_names(path: Path) -> list[str]:
+    """Functions and classes that a file defines and an API page shows, in its order."""
+    found = []
+    for node in tree(path).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            wrapped = [d for d in node.decorator_list if re.match(WRAPPED, ast.unparse(d))]
+            found += [] if wrapped else [node.name]
+    return found
+
+
+@cache
+def imported(path: Path) -> set[tuple[str, str]]:
+    """Module and name of all that a file imports; a module as a whole has an empty name."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "", alias.name) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+    return found
+
+
+def uses(path: Path, module: str) -> bool:
+    """Whether a file imports a module, or something from it."""
+    return any(module in (source, f"{source}.{name}") for source, name in imported(path))
+
+
+@cache
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """Every file of the package by its dotted name; a folder has the name of its `__init__`. The
+    text of an exercise is no module."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        if path.match("catalogue/*/text.py"):
+            continue
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def rooms(root: Path = ROOT) -> list[str]:
+    """The folders of the package, lowest first: the contract on layers in `pyproject.toml` has
+    their order, and names every one."""
+    contracts = project(root)["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    names = [name for layer in reversed(layers) for name in re.findall(r"\w+", layer)]
+    return [name for name in names if (root / PACKAGE / name / "__init__.py").is_file()]
+
+
+def room(module: str) -> str:
+    """The room of a file; empty for a file that lies in none."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 2 or (len(parts) == 2 and parts[1] in rooms()) else ""

@@ -1,0 +1,50 @@
+"""Files that a build writes: tables, pages of `docs/_pages` with numbers filled in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from docutils.utils import column_width
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from sphinx.locale import _
+
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).resolve().parents[2] / "_pages"),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    lstrip_blocks=True,
+)
+
+
+def render(template: str, /, **values: Any) -> str:
+    """A page of `docs/_pages`, whose prose is there and whose numbers are computed."""
+    return PAGES.get_template(template).render(**values)
+
+
+def table(rows: list[list[str]], *options: str) -> str:
+    """A table: rows of cells, the first of them the header. A cell may be several paragraphs, with
+    an empty line between them."""
+    lines = [".. list-table::", "   :header-rows: 1", *(f"   {option}" for option in options), ""]
+    for row in rows:
+        for i, cell in enumerate(row):
+            first, *rest = cell.split("\n")
+            lines.append(f"   {'  ' if i else '* '}- {first}".rstrip())
+            lines += [f"       {line}".rstrip() for line in rest]
+    return "\n".join([*lines, ""])
+
+
+def heading(title: str, mark: str = "-") -> str:
+    return f"{title}\n{mark * column_width(title)}\n"  # a Chinese character is two wide
+
+
+PAGES.globals |= {"table": table, "heading": heading, "_": _}
+PAGES.filters["percent"] = "{:.0%}".format
+
+
+def write(files: Mapping[Path, str | bytes]) -> None:
+    """An unchanged file keeps its time, so the next build does not read it again."""
+    for path, content in files.items():
+        content = content.encode() if isinstance(content, str) else content
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
