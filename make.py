@@ -353,9 +353,8 @@ def validate(notebooks: str) -> None:
     if not answers(python(), "import triton"):
         say("The stored notebooks are not run: there is no Triton")
         return
-    say(
-        "The stored notebooks. If a new output is right: python docs/_ext gallery.gpu_notebooks --force"
-    )
+    force = "python docs/_ext gallery.gpu_notebooks --force"
+    say(f"The stored notebooks. If a new output is right: {force}")
     paths = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(notebooks))
     run(python(), *NBVAL, *paths)
 
