@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.drawings.canvas import COLOURS, LIGHT_GREY, printable
+from lm_from_scratch.drawings.canvas import GREY as GREY  # pages take it from here
 from lm_from_scratch.instruments.record import record_attention
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.modes import evaluating
@@ -19,14 +21,6 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-#: Blue, orange, green, vermilion, purple, sky blue, yellow, black.
-COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
-)  # fmt: skip
-
-#: For what is not data: guides and lines that connect, and areas where nothing is.
-GREY, LIGHT_GREY = "#767676", "#E4E4E4"
 
 #: The map from 0 to 1: from transparent to blue.
 MAP = ("#0072B200", "#0072B2FF")
@@ -64,11 +58,6 @@ def blues() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("blues", MAP)
-
-
-def printable(piece: str) -> str:
-    """A token as a label: blanks and line ends made visible, undecodable bytes as a box."""
-    return piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\ufffd", "▯")
 
 
 def curves(

@@ -15,7 +15,8 @@ from gallery.pages import DOCS
 from sphinx import addnodes
 from sphinx.util import texescape
 
-from lm_from_scratch.instruments import cache_diagrams, diagrams
+from lm_from_scratch.drawings.canvas import slides
+from lm_from_scratch.drawings.gpt2 import gpt2_blocks, lines, tokens
 from lm_from_scratch.instruments.plot import figure
 
 
@@ -35,14 +36,14 @@ def test_a_figure_becomes_a_file_in_black_on_white() -> None:
 
 def test_a_link_in_a_drawing_is_none_in_its_file() -> None:
     links = dict.fromkeys(("lookups", "norm", "attention", "mlp", "stream", "logits"), "#there")
-    ((_, svg),) = drawings.found(diagrams.gpt2_blocks(4, links).html)
+    ((_, svg),) = drawings.found(gpt2_blocks(4, links).html)
     text = drawings.standing_alone(svg)
     assert "there" not in text and 'role="img"' in text
 
 
 def test_the_frames_of_a_drawing_are_all_shown() -> None:
-    frames = [diagrams.lines(["a"], ["b"], [[1.0]]), diagrams.tokens(["a"])]
-    found = list(drawings.found(cache_diagrams.steps("round", frames, ["1", "2"]).html))
+    frames = [lines(["a"], ["b"], [[1.0]]), tokens(["a"])]
+    found = list(drawings.found(slides("round", frames, ["1", "2"]).html))
     assert [kind for kind, _ in found] == ["frame", "frame"]
     assert [label for _, (label, _) in found] == ["round 1", "round 2"]
     assert [part[0][0] for _, (_, part) in found] == ["svg", "text"]
@@ -61,7 +62,7 @@ def test_html_of_another_kind_is_reported(html: str) -> None:
 
 def test_words_on_coloured_grounds_in_tex() -> None:
     texescape.init()
-    ((kind, element),) = drawings.found(diagrams.tokens(["a_b", "中"], [1, 22]).html)
+    ((kind, element),) = drawings.found(tokens(["a_b", "中"], [1, 22]).html)
     made = drawings.tex_drawing(element)
     assert kind == "text"
     assert made.count(r"\bookbox{") == 2 and r"\bookbox{BFDCEC}" in made  # a quarter of #0072B2

@@ -237,7 +237,7 @@ def test_new_words_keep_the_outputs(page: Path, monkeypatch: pytest.MonkeyPatch)
 
 @needs_triton
 def test_printed_source_is_new_without_a_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "import inspect\n\nfrom lm_from_scratch.instruments import canvas\n\nseen = 1\n"
+    source = "import inspect\n\nfrom lm_from_scratch.drawings import canvas\n\nseen = 1\n"
     page.write_text(f"{PAGE}\n# %%\n# On.\n\n{source}\n# %%\n# Its source.\n\n")
     with page.open("a") as file:
         file.write("print(inspect.getsource(canvas.tint))\n")

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.after_pretraining import learned_parts
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.instruments.answer_diagrams import learned
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.text.conversations import (
     Answered,
@@ -72,7 +72,7 @@ one = conversation(tokenizer, messages)
 pieces = tokenizer.pieces(one.ids)
 turns = [pieces[: i + 1].count("<|im_start|>") for i in range(len(pieces))]
 parts = ["user" if turn % 2 else "assistant" for turn in turns]
-learned(pieces, parts, one.answer)
+learned_parts(pieces, parts, one.answer)
 
 # %%
 # Only what the assistant says is underlined. In training only that counts: the model reads the question, but never has

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.after_pretraining import answer_group, answer_pair
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.instruments.reward_diagrams import group, pair
 from lm_from_scratch.text.conversations import answered, targets_of
 from lm_from_scratch.text.tasks import (
     TASKS,
@@ -35,7 +35,7 @@ reference, tokenizer = load_shipped("tasks")
 question, chosen, rejected = "6 3 8>17", "8+6+3", "8*3-6"
 assert TASKS["countdown"].is_right(question, chosen)
 assert not TASKS["countdown"].is_right(question, rejected)
-group(question, [chosen, rejected], [1, 0])
+answer_group(question, [chosen, rejected], [1, 0])
 
 # %%
 # The second comes to 18. From a few hundred such pairs the model is to learn to prefer right answers. The method is
@@ -241,7 +241,7 @@ with torch.no_grad():
     one = [(question, chosen, rejected)]
     change = log_probs(runs[0][0], one) - log_probs(reference, one)
     both = tuple((0.1 * change[:, 0]).tolist())
-pair(question, chosen, rejected, {"before": (0, 0), "after": both})
+answer_pair(question, chosen, rejected, {"before": (0, 0), "after": both})
 
 # %%
 # Where does the probability go that both have lost? To answers that are in no pair, wrong ones among them. So the

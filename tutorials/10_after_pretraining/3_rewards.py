@@ -18,10 +18,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.after_pretraining import answer_group
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.instruments.reward_diagrams import group
 from lm_from_scratch.text.conversations import Answered, answered, targets_of
 from lm_from_scratch.text.tasks import (
     TASKS,
@@ -101,7 +101,7 @@ asked = "512+399"
 eight = [text(ids) for ids in answers(model, [asked], 8, seed=9)]
 rewards = [right(asked, answer) for answer in eight]
 assert 0 < sum(rewards) < 8
-group(asked, eight, rewards)
+answer_group(asked, eight, rewards)
 
 # %%
 # The model can add. But it has also learned how people go wrong, and imitates that as well. How could it unlearn the
@@ -149,7 +149,7 @@ assert 0.5 < score(model) < 0.75 and score(model, GREEDY) > 0.9
 rewards = torch.tensor(rewards)
 advantages = rewards - rewards.mean()
 assert abs(advantages.sum()) < 1e-6
-group(asked, eight, rewards.tolist(), advantages.tolist())
+answer_group(asked, eight, rewards.tolist(), advantages.tolist())
 
 # %%
 # Now right answers go up and wrong ones go down. On average the gradient still points the same way: only its noise has

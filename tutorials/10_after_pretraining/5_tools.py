@@ -20,10 +20,10 @@ import torch
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.after_pretraining import learned_parts
 from lm_from_scratch.generation.generate import complete, generate, prefill
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.generation.tool_loop import generate_with_tool
-from lm_from_scratch.instruments.answer_diagrams import learned
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.text.conversations import Answered
 from lm_from_scratch.text.examples import AnswerBatches
@@ -93,7 +93,7 @@ def exchange(question, result_counts=False):
 
 
 one, names = exchange("2718+3141")
-learned(tokenizer.pieces(one.ids), names, one.answer)
+learned_parts(tokenizer.pieces(one.ids), names, one.answer)
 
 # %%
 # What is underlined counts in training, as in `the lesson on instructions <1_instructions.ipynb>`_. The result does not

@@ -13,7 +13,7 @@ below it is its *id*, and the ids are all that the model gets.
 # sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "tiktoken", "strawberry", "trailing space", "byte pair encoding", "BPE merges", "merges.txt", "Ġ", "encode", "decode", "input_ids", "how many tokens"]
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import gpt2 as drawings
 
 model, tokenizer = load_shipped("gpt2-docs")
 sentence = "The function returns 31415 strawberries in 中国."
@@ -25,7 +25,7 @@ assert tokenizer.pieces(ids)[3:10] == [
 ]  # fmt: skip
 assert len(tokenizer.encode("中国")) == 2 * 3
 
-diagrams.tokens(tokenizer.pieces(ids), ids)
+drawings.tokens(tokenizer.pieces(ids), ids)
 
 # %%
 # Four things to notice (``␣`` is a space):
@@ -203,7 +203,7 @@ for pair in merges:
         names.append("+".join(pair))
 
 assert pieces == ("low", "est")
-diagrams.merges(rows, names)
+drawings.merges(rows, names)
 
 # %%
 # Two: ``low`` and ``est``. Each row of the drawing is one merge. The word is new, but its parts are

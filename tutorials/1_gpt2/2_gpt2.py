@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import gpt2 as drawings
 
 torch.set_grad_enabled(False)  # we read the model, we do not train it
 model, tokenizer = load_shipped("gpt2-docs")
 
-diagrams.gpt2_blocks(
+drawings.gpt2_blocks(
     8,
     {
         "lookups": "#two-lookups",
@@ -48,7 +48,7 @@ text = "If the file does not exist, an"
 ids = torch.tensor(tokenizer.start(text))  # (T,)
 pieces = tokenizer.pieces(ids.tolist())
 
-diagrams.tokens(pieces, ids.tolist())
+drawings.tokens(pieces, ids.tolist())
 
 # %%
 # Two lookups
@@ -156,7 +156,7 @@ weights = maps[5][0, 1]  # block 5, text 0, head 1: (T, T)
 
 assert round(100 * weights[5, 4].item()) == 97
 assert weights[1:].max() == weights[5, 4]
-diagrams.lines(pieces, pieces, weights.tolist())
+drawings.lines(pieces, pieces, weights.tolist())
 
 # %%
 # The MLP
@@ -242,7 +242,7 @@ print(tuple(logits.shape))
 def show_top(logits, n=5):
     best = logits[-1].softmax(-1).topk(n)
     words = tokenizer.pieces(best.indices.tolist())
-    return diagrams.bars(words, best.values.tolist())
+    return drawings.bars(words, best.values.tolist())
 
 
 show_top(logits)

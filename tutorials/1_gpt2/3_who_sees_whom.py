@@ -22,12 +22,12 @@ ids = torch.tensor(tokenizer.start("If the file does not exist, an"))
 pieces = tokenizer.pieces(ids.tolist())
 T, H, D = len(ids), 4, 32
 
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import gpt2 as drawings
 from lm_from_scratch.instruments.plot import attention_maps
 
 maps = attention_maps(model, ids[None])  # of each block: (B, H, T, T)
 assert maps[5][0, 0, 4:].argmax(-1).tolist() == [3, 3, 1, 3, 3]
-diagrams.lines(pieces, pieces, maps[5][0, 0].tolist())
+drawings.lines(pieces, pieces, maps[5][0, 0].tolist())
 
 # %%
 # This is head 0 of block 5 (both are counted from 0), and it likes ``" file"``: of the five tokens after this word, four
@@ -239,7 +239,7 @@ wrong = numbers.view(2, 3, 2)  # (H, T, D), too
 
 assert right[0].tolist() == [[0, 1], [4, 5], [8, 9]]
 assert wrong[0].tolist() == [[0, 1], [2, 3], [4, 5]]
-diagrams.head_cells(
+drawings.head_cells(
     ["view(T, H, D), then transpose", "view(H, T, D)"],
     [
         [[0 if i in part[0] else 1 for i in row] for row in numbers]

@@ -127,10 +127,10 @@ assert tests[250] < tests[100] < tests[25] < tests[0]
 # A *batch* is a number of rows that are computed together. ``batch`` cuts B = 16 rows of T = 64 tokens out of the text,
 # at random places. One row is 64 small exercises: from each token, and those before it, guess the next one.
 
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import gpt2 as drawings
 
 pieces = tokenizer.pieces(tokenizer.encode("If the object does not have an"))
-diagrams.shifted(pieces[:-1], pieces[-1])
+drawings.shifted(pieces[:-1], pieces[-1])
 
 # %%
 # The shift by one happens here and nowhere else. Code that shifts again inside the model teaches it to predict the

@@ -32,7 +32,7 @@ never takes a bad token, so its text should be the best that this model can writ
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import gpt2 as drawings
 
 model, tokenizer = load_shipped("gpt2-docs")
 
@@ -47,7 +47,7 @@ for _ in range(60):
     ids.append(int(scores_after(ids).argmax()))
 
 assert tokenizer.decode(ids).count("he value is a ") > 4
-diagrams.repeats(tokenizer.pieces(ids[1:]))
+drawings.repeats(tokenizer.pieces(ids[1:]))
 
 # %%
 # It loops. The marks show every run of four tokens that has occurred before. (In the widget, this is

@@ -53,7 +53,8 @@ print(maps.shape)
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.instruments import diagrams, plot
+from lm_from_scratch.drawings import gpt2 as drawings
+from lm_from_scratch.instruments import plot
 
 words = ["⊢", *tokenizer.pieces(ids[1:])]
 fig, (ax,) = plot.figure(4.6, 4.6)
@@ -114,7 +115,7 @@ assert (
 glue = maps[1, 0, 9:16, 9:16]
 assert words[10:14] == [" un", "in", "itial", "ized"]
 assert glue[2:5].argmax(-1).tolist() == [1, 2, 3]
-diagrams.lines(words[9:16], words[9:16], glue.tolist())
+drawings.lines(words[9:16], words[9:16], glue.tolist())
 
 # %%
 # Is it true of other texts?

@@ -17,10 +17,10 @@ import copy
 
 import torch
 
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import qwen2 as drawings
 
 torch.set_grad_enabled(False)
-diagrams.clock_hands((3, 5))
+drawings.clock_hands((3, 5))
 
 # %%
 # **Predict first.** Both tokens move on by ten places, to 13 and 15. What happens to the angle between the hands?
@@ -29,7 +29,7 @@ diagrams.clock_hands((3, 5))
 # * It stays
 # * It shrinks
 
-diagrams.clock_hands((3, 5), (13, 15))
+drawings.clock_hands((3, 5), (13, 15))
 
 # %%
 # It stays. Both hands turn by the same ten hours. A score that comes from the angle knows the *distance* of two tokens,
@@ -92,7 +92,7 @@ tokens_a_turn = 2 * torch.pi / speeds
 print(tokens_a_turn.round().int().tolist())
 assert (D, theta) == (32, 10_000.0)
 
-diagrams.hand_speeds(
+drawings.hand_speeds(
     {f"pair {i}": tokens_a_turn[i].item() for i in (0, 4, 8)}, 6
 )
 
@@ -232,7 +232,7 @@ assert changes[0] < 1e-4 and changes[1] > 0.5
 # ``rotate_half``). The paper and Meta's own Llama take neighbours, 2i and 2i + 1. Here are eight features, each with
 # the number of its pair.
 
-diagrams.feature_pairs(
+drawings.feature_pairs(
     {
         "half-split: i and i + D/2": [0, 1, 2, 3, 0, 1, 2, 3],
         "interleaved: 2i and 2i + 1": [0, 0, 1, 1, 2, 2, 3, 3],

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import qwen2 as drawings
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("qwen2-docs")
@@ -34,7 +34,7 @@ hook.remove()
 x = read[0][0]  # (T, C)
 gates = F.silu(block.mlp.gate_proj(x))  # (T, I), I = 384
 some = [355, 27, 101, 204, 360, 105, 59]
-diagrams.gates(tokenizer.pieces(ids)[1:], some, gates[1:, some].tolist())
+drawings.gates(tokenizer.pieces(ids)[1:], some, gates[1:, some].tolist())
 
 # %%
 # Gate 101 opens wide at "an", gate 204 at "of", gate 360 at "to". Nobody programmed that: training gave these words
@@ -169,7 +169,7 @@ assert 3 * 768 * inner_features == two
 # In GPT-2 every query head has a key head and a value head of its own. In Qwen2, several query heads share one. This is
 # *grouped-query attention*, GQA. In the drawing, H is the number of query heads, and Hkv that of key heads.
 
-diagrams.shared_heads(4, [4, 2, 1])
+drawings.shared_heads(4, [4, 2, 1])
 
 # %%
 # On the left is the shipped GPT-2, in the middle the shipped Qwen2, on the right the extreme: one key head for all. In

@@ -55,7 +55,7 @@ assert sum(p.numel() for p in qwen2.parameters()) == 2_101_376
 # Here is Qwen2, from token ids to logits. Select a coloured part to read what changed. Parts without colour are as in
 # GPT-2: the *output head* is the comparison with the table of embeddings, which gives the logits.
 
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import qwen2 as drawings
 
 sections = [
     "#rmsnorm-instead-of-layernorm",
@@ -64,7 +64,7 @@ sections = [
     "#key-heads-that-are-shared",
     "#a-gate-in-the-mlp",
 ]
-diagrams.qwen2_blocks(8, sections)
+drawings.qwen2_blocks(8, sections)
 
 # %%
 # RMSNorm instead of LayerNorm
@@ -250,7 +250,7 @@ def parameters(config):
 configs = {"qwen2-docs": qwen2.config}
 configs |= {name: Qwen2Config(**numbers) for name, numbers in SIZES.items()}
 counts = {name: parameters(config) for name, config in configs.items()}
-diagrams.model_sizes(configs, counts)
+drawings.model_sizes(configs, counts)
 
 # %%
 # **Predict first.** Qwen2-0.5B has 494 million parameters. Its table of embeddings has 151,936 rows of C = 896 numbers.

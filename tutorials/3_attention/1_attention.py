@@ -149,7 +149,7 @@ layer.attend = right_attention
 # in tiles of four. Blue cells are the tile being read. Grey cells have been read *and forgotten*. Each value has 32
 # features, and we follow the last one. The mark ⊢ is the start of the text.
 
-from lm_from_scratch.instruments.diagrams import online_softmax_frames
+from lm_from_scratch.drawings.attention import online_softmax_frames
 
 q, k, v = (x[0, 1] for x in kept[0])  # head 1: (T, D)
 scores = k @ q[-1] / math.sqrt(32)  # (S,)

@@ -122,7 +122,7 @@ assert max(map(len, encoded)) > 256 and max(map(len, documents)) == 256
 #
 # Here are two sentences in a row of twelve slots. The last three slots are padding.
 
-from lm_from_scratch.instruments.diagrams import packed_row
+from lm_from_scratch.drawings.attention import packed_row
 
 two = ["Close the file.", "Return a new list."]
 pieces = [tokenizer.pieces(tokenizer.encode(text)) for text in two]

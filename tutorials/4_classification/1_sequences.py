@@ -93,7 +93,8 @@ shares = (last(states(three), three.positions) @ head.T).softmax(1)  # (3, K)
 
 import matplotlib.pyplot as plt
 
-from lm_from_scratch.instruments import diagrams, plot
+from lm_from_scratch.drawings import classification as drawings
+from lm_from_scratch.instruments import plot
 
 fig, axes = plot.figure(4.6, 5.6, 3, 1)
 for ax, text, share in zip(axes, yours, shares):
@@ -126,7 +127,7 @@ assert PACKAGES[shares[2].argmax()] == "asyncio" and shares[2].max() > 0.8
 words = [["⊢", "Close", " it", ".", "END"], ["⊢", "Stop", "END"]]
 rows = [*words, ["⊢", "Read", " the", " next", " line", ".", "END"]]
 assert shares.shape == (3, 6) and x.shape == (len(train), 128)
-diagrams.padded_rows(rows, "pad", [len(row) - 1 for row in rows])
+drawings.padded_rows(rows, "pad", [len(row) - 1 for row in rows])
 
 # %%
 # **Predict first.** Many programs read ``x[:, -1]``, the last column, instead. The head is right for 4 of 5 test

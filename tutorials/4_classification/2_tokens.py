@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import diagrams
+from lm_from_scratch.drawings import classification as drawings
 from lm_from_scratch.models.heads import TokenClassifier
 from lm_from_scratch.models.modes import evaluating
 
@@ -60,7 +60,7 @@ program = 'def area(r):\n    return 3.14 * abs(r) ** 2  # not "pi"\n'
 truth = label_characters(program)
 
 assert {*truth} == {None, *LABELS} - {"string"}
-diagrams.labelled(list(program), [name or "" for name in truth])
+drawings.labelled(list(program), [name or "" for name in truth])
 
 # %%
 # That is what the model has to learn.
@@ -208,7 +208,7 @@ names = [
 ]
 
 assert all("call" in row for row in names)
-diagrams.labelled(tokenizer.pieces(ids[1:]), names[0][1:], names[1][1:])
+drawings.labelled(tokenizer.pieces(ids[1:]), names[0][1:], names[1][1:])
 
 # %%
 # Where do the tokens of each label go? The numbers are per cent of a row.
@@ -280,7 +280,7 @@ assert torch.allclose(scores[0], scores[1], atol=1e-4)
 # Exercises
 # ---------
 #
-# 1. Give ``example`` a program of your own and draw the answers with ``diagrams.labelled``. A right answer has found one
+# 1. Give ``example`` a program of your own and draw the answers with ``drawings.labelled``. A right answer has found one
 #    mistake, and says whether the text before the token could have prevented it.
 # 2. Give a token the label of its last character instead of its first. A right answer counts the labels that
 #    change, and names the kind of token.

@@ -85,7 +85,7 @@ assert without[150:].median() > without[:50].median()
 # In every block, each token makes three vectors: a query q, a key k and a value v. Each *round* writes one token. Go
 # through the first rounds; ⊢ is the start of the document. Grey vectors are computed again, blue ones were kept.
 
-from lm_from_scratch.instruments.cache_diagrams import cache_filling, one_query
+from lm_from_scratch.drawings.caching import cache_filling, one_query
 
 pieces = ["⊢", *tokenizer.pieces(text)[1:]]
 cache_filling(pieces[:15], prompt=9)

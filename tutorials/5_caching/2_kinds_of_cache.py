@@ -18,7 +18,7 @@ import torch
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments.cache_diagrams import (
+from lm_from_scratch.drawings.caching import (
     slot_masks,
     slot_steps,
     writing_order,

@@ -20,9 +20,9 @@ from lm_from_scratch.cache.codec import EXACT, Quantized
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NoCache
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import caching as drawings
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.instruments import diagrams, rounding_diagrams
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("qwen2-docs")
@@ -43,9 +43,9 @@ for name, codec in codecs.items():
     texts[f"{name}, {sizes[name]:,} bytes a token"] = pieces
 exact, eight, four = texts.values()
 
-assert eight == exact and diagrams.same_tokens(exact, four) in range(4, 40)
+assert eight == exact and drawings.same_tokens(exact, four) in range(4, 40)
 assert [*sizes.values()] == [4096, 1280, 768] and 1280 < 4096 / 3
-diagrams.versions(texts)
+drawings.versions(texts)
 
 # %%
 # With 8 bits the model writes the same 40 tokens, and the cache is less than a third as large. With 4 bits the text
@@ -67,7 +67,7 @@ keys, values, _ = cache.contents(1)  # (B, Hkv, S, D)
 row = keys[0, 0, 3, 8:16].tolist()
 
 assert tokenizer.pieces(prompt)[3] == " file"
-rounding_diagrams.ruler(row, [2, 4])
+drawings.ruler(row, [2, 4])
 
 # %%
 # A number moves by at most half a step. With 4 bits there are 15 steps from end to end, with 2 bits there are 3, so a
@@ -105,13 +105,13 @@ rounded = {
 
 for one, other in zip(Quantized(8).encode(keys), Rounded(8).encode(keys)):
     assert torch.equal(one.flatten(-2).float(), other)  # one group a head
-assert diagrams.same_tokens(exact, rounded["2 bits"]) < 5
+assert drawings.same_tokens(exact, rounded["2 bits"]) < 5
 assert len("".join(rounded["1 bit"])) < 0.75 * len("".join(rounded["2 bits"]))
 assert (
     (Rounded(4).decode(Rounded(4).encode(keys)) - keys).abs()
     < 0.501 * Rounded(4).encode(keys)[2]
 ).all()
-diagrams.versions({"32 bits": exact} | rounded)
+drawings.versions({"32 bits": exact} | rounded)
 
 # %%
 # With 2 bits the text begins with another whole sentence and ends in a loop. With 1 bit, each number is the
@@ -132,7 +132,7 @@ outlier = [6 * row[0], *row[1:]]
 
 assert len(Rounded(2).encode(torch.tensor(row))[0].unique()) == 4
 assert len(Rounded(2).encode(torch.tensor(outlier))[0][1:].unique()) == 2
-rounding_diagrams.ruler(outlier, [2, 4], shown=[0])
+drawings.ruler(outlier, [2, 4], shown=[0])
 
 # %%
 # They share two marks, because the ruler has to reach its largest number. Such a number is an *outlier*: it stretches the
@@ -144,7 +144,7 @@ rounding_diagrams.ruler(outlier, [2, 4], shown=[0])
 # In this package, the features of one token do: one ruler for each head and token, or several shorter ones. Each box in
 # the drawing is a ruler. When a new token arrives, the rulers of earlier tokens stay as they are.
 
-rounding_diagrams.shared_rulers(tokenizer.pieces(prompt)[1:8], 8, 4)
+drawings.shared_rulers(tokenizer.pieces(prompt)[1:8], 8, 4)
 
 # %%
 # The other way, a ruler over several tokens of *one* feature, is how `KIVI <https://arxiv.org/abs/2402.02750>`_ rounds

@@ -14,8 +14,8 @@ import torch
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import caching as drawings
 from lm_from_scratch.generation.generate import decode, prefill
-from lm_from_scratch.instruments import cache_diagrams, diagrams
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("gpt2-docs")
@@ -38,7 +38,7 @@ alone, padded = naive(prompts[:1])[0], naive(prompts)[0]
 assert [len(prompt) for prompt in prompts] == [3, 9]
 assert alone[:2] == [" exception", "."] and padded[0] != alone[0]
 assert naive(prompts)[1] == naive(prompts[1:])[0]  # the long row is right
-diagrams.versions({"alone": alone, "in a batch": padded})
+drawings.versions({"alone": alone, "in a batch": padded})
 
 # %%
 # Alone, the prompt gets a sensible answer; beside the longer one it gets nonsense. No error is raised. In a service, row
@@ -55,7 +55,7 @@ T = max(len(prompt) for prompt in prompts)
 words = [["⊢", *tokenizer.pieces(prompt)[1:]] for prompt in prompts]
 pads = [["pad"] * (T - len(prompt)) for prompt in prompts]
 right = [row + pad for row, pad in zip(words, pads)]
-cache_diagrams.padded_batch(right, [range(T), range(T)], read=[T - 1, T - 1])
+drawings.padded_batch(right, [range(T), range(T)], read=[T - 1, T - 1])
 
 # %%
 # So generation pads on the **left**: then the last column holds the last token of every row.
@@ -91,7 +91,7 @@ def write(model, idx, positions, n=14):
 seen = write(model, idx, columns)[0]
 
 assert seen[0] != alone[0]
-diagrams.versions({"alone": alone, "padded on the left": seen})
+drawings.versions({"alone": alone, "padded on the left": seen})
 
 # %%
 # We read the right column now. But its query sees six tokens that are not in the prompt: to the model, padding is text.
@@ -105,7 +105,7 @@ diagrams.versions({"alone": alone, "padded on the left": seen})
 
 hidden = columns.where(mask == 1, -1)
 left = [pad + row for row, pad in zip(words, pads)]
-cache_diagrams.padded_batch(left, hidden.tolist(), read=[T - 1, T - 1])
+drawings.padded_batch(left, hidden.tolist(), read=[T - 1, T - 1])
 
 # %%
 # **Predict first.** Nothing sees the padding now. But the first token of the short row is at position 6, not 0. GPT-2
@@ -135,7 +135,7 @@ for name, each in models.items():
 # ``transformers`` calls the mask ``attention_mask`` and the count ``position_ids``.
 
 positions = (mask.cumsum(1) - 1).where(mask == 1, -1)
-cache_diagrams.padded_batch(left, positions.tolist(), read=[T - 1, T - 1])
+drawings.padded_batch(left, positions.tolist(), read=[T - 1, T - 1])
 
 # %%
 # With these positions, the short row says in the batch what it says alone.
@@ -145,7 +145,7 @@ steps = {"right": padded, "left": seen, "hidden": write(model, idx, hidden)[0]}
 
 assert fixed == alone
 assert all(text != alone for text in steps.values())
-diagrams.versions({"alone": alone} | steps | {"counted": fixed})
+drawings.versions({"alone": alone} | steps | {"counted": fixed})
 
 # %%
 # Three mistakes give three different texts, and the last of them reads well. So do not judge padding by how the text
@@ -218,7 +218,7 @@ for _ in range(4):
 forgot = tokenizer.pieces(torch.stack(said, 1)[0].tolist())
 
 assert forgot[:2] == alone[:2] and forgot != alone[:4]
-diagrams.versions({"alone": alone[:4], "mask forgotten": forgot})
+drawings.versions({"alone": alone[:4], "mask forgotten": forgot})
 
 # %%
 # The first token is right, so a test that generates one token passes. The keys of the padding are still in the cache,

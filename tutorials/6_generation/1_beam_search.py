@@ -11,7 +11,8 @@ documentation. After *Add a*, it finds these tokens the likeliest:
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import diagrams, generation_diagrams
+from lm_from_scratch.drawings import generation as drawings
+from lm_from_scratch.drawings.gpt2 import bars
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("qwen2-docs")
@@ -26,7 +27,7 @@ best = log_probs([ids])[0].exp().topk(5)  # exp undoes the logarithm
 words = tokenizer.pieces(best.indices.tolist())
 
 assert words[:3] == [" single", " temporary", " possibly"]
-diagrams.bars(words, best.values.tolist())
+bars(words, best.values.tolist())
 
 # %%
 # Let it write three tokens. The probability of a text is the product of the probabilities of its tokens, each computed
@@ -81,7 +82,7 @@ assert firsts[0] == [" single", " temporary", " possibly"]
 assert firsts[1] == [" temporary", " possibly", " single"]
 found = torch.tensor(texts[" temporary file."]).log()
 assert abs(steps[2][0].log_probability - found) < 1e-3
-generation_diagrams.beam_tree("Add a", steps, piece, dropped=1)
+drawings.beam_tree("Add a", steps, piece, dropped=1)
 
 # %%
 # After one token *single* leads. After two it is the last of three, and *temporary file* has overtaken it; the thick
@@ -242,7 +243,7 @@ mean = {name: sum(bits) / 25 for name, (_, bits) in shown.items()}
 assert mean["4 beams"] < 1.5 < 2.5 < mean["drawn"] and mean["real text"] > 4
 assert len(set(likely.tokens)) < 8 and len(set(real)) > 18
 assert tokenizer.decode(real).endswith("formatted")
-generation_diagrams.surprise(shown)
+drawings.surprise(shown)
 
 # %%
 # The beams repeat themselves, because nothing is as easy to guess as a repetition. The real text has a surprise every

@@ -31,10 +31,10 @@ import transformers
 
 from lm_from_scratch.checkpoint.folders import PRETRAINED
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import generation as drawings
 from lm_from_scratch.generation.beam_search import beam_search, beam_steps
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.instruments import generation_diagrams
 from lm_from_scratch.instruments.plot import printable
 
 torch.set_grad_enabled(False)
@@ -101,7 +101,7 @@ print(tree[2][0])
 ended = [h for step in tree for h in step if h.fate == "finished"]
 winner = max(ended, key=lambda h: h.score)
 
-generation_diagrams.beam_tree(
+drawings.beam_tree(
     "The value of the", tree, lambda token: tokenizer.pieces([token])[0]
 )
 

@@ -11,9 +11,9 @@ small Qwen2 has written 41 tokens in only 17 passes. A bar ends a pass:
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import generation as drawings
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.generation.speculative import ModelDrafter, speculate
-from lm_from_scratch.instruments import generation_diagrams
 
 torch.set_grad_enabled(False)
 qwen2, tokenizer = load_shipped("qwen2-docs")
@@ -41,7 +41,7 @@ text = "".join("".join(accepted) + own for accepted, _, own in passes)
 assert text == tokenizer.decode(alone)
 assert len(passes) == 17
 assert sum(n for _, n, _ in passes) == 24
-generation_diagrams.drafts(passes, start)
+drawings.drafts(passes, start)
 
 # %%
 # Before each pass but the first, a second model, our small GPT-2, has guessed the next four tokens. Qwen2 has checked
@@ -96,7 +96,7 @@ shown = [
     for drafts, n, own in passes
 ]
 
-generation_diagrams.drafts(shown, "Read the")
+drawings.drafts(shown, "Read the")
 
 # %%
 # **Predict first.** We replace GPT-2 by a drafter that guesses at random. What happens to Qwen2's text?
@@ -195,7 +195,7 @@ words = tokenizer.pieces(top.tolist())
 
 assert abs(torch.minimum(p, q).sum() - 0.50) < 0.01
 assert words[:4] == [" exception", " attempt", " error", " empty"]
-generation_diagrams.overlap(words, p[top].tolist(), q[top].tolist())
+drawings.overlap(words, p[top].tolist(), q[top].tolist())
 
 # %%
 # These are the likeliest tokens after *If the file does not exist, an*, with Qwen2 as p and GPT-2 as q. A token is guessed
@@ -299,7 +299,7 @@ passes = written(PromptLookup(), code, 60, n_draft=8)
 print(f"60 tokens in {len(passes)} passes")
 
 assert len(passes) < 20
-generation_diagrams.drafts(passes)
+drawings.drafts(passes)
 
 # %%
 # At first it finds nothing. Once the text repeats itself, nearly every copy is right, and no second model has run.

@@ -48,6 +48,7 @@ import torch.nn.functional as F
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import generation as drawings
 from lm_from_scratch.generation import speculative
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, draw
@@ -57,7 +58,6 @@ from lm_from_scratch.generation.speculative import (
     accept,
     speculate,
 )
-from lm_from_scratch.instruments import generation_diagrams
 from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.text.corpora import reference
@@ -70,7 +70,7 @@ rest = (p - q).clamp(min=0)
 assert abs(both.sum() - 0.68) < 1e-9
 assert abs(rest.sum() - (1 - both.sum())) < 1e-9
 
-generation_diagrams.overlap("abcdef", p.tolist(), q.tolist())
+drawings.overlap("abcdef", p.tolist(), q.tolist())
 
 # %%
 # What comes out is blue and orange together: p. The empty boxes are what is rejected.

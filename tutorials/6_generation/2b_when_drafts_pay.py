@@ -32,6 +32,7 @@ import torch
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import generation as drawings
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler, draw
 from lm_from_scratch.generation.speculative import (
@@ -41,7 +42,6 @@ from lm_from_scratch.generation.speculative import (
     speculate,
     uniform,
 )
-from lm_from_scratch.instruments import generation_diagrams
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.gpt2 import GPT2Config
@@ -344,7 +344,7 @@ assert [*chain.from_iterable(pieces)] == complete(
 )[0]
 assert in_repeats > 2.5 and sampled_tokens < 1.3
 shown = [tokenizer.pieces(tokens) for tokens in pieces]
-generation_diagrams.drafts([(row[:-1], len(row) - 1, row[-1]) for row in shown])
+drawings.drafts([(row[:-1], len(row) - 1, row[-1]) for row in shown])
 
 # %%
 # When it pays

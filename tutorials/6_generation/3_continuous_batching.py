@@ -40,14 +40,14 @@ for first in range(0, len(prompts), 4):
         row = enumerate(step, first)
         static.append([None if token is None else n for n, token in row])
 
-from lm_from_scratch.instruments import serving_diagrams
+from lm_from_scratch.drawings import generation as drawings
 
 numbers = [str(n) for n in range(1, 13)]
 ways = {"static batching": static}
 
 assert [seats[0] for seats in static[3:5]] == [0, None]
 assert [seats[1] for seats in static].count(1) == 24
-serving_diagrams.batch_timelines(ways, numbers)
+drawings.batch_timelines(ways, numbers)
 
 # %%
 # Grey is waste. Request 1 has its answer after 4 passes, and its row stays idle until request 2 has written 24 tokens.
@@ -133,7 +133,7 @@ assert passes[27] == [4, 11, 6, 10] and all(
     None in seats for seats in passes[28:]
 )
 assert len({line for *_, line in serve.__code__.co_lines()} - {None}) == 19
-serving_diagrams.batch_timelines(ways, numbers)
+drawings.batch_timelines(ways, numbers)
 
 # %%
 # About 40, and fewer than 32 are impossible: the answers have 125 tokens, and a pass writes at most four. Rows are idle
@@ -240,7 +240,7 @@ read = {n: tokenizer.pieces(r.tokens[: r.row.length]) for n, r in rows.items()}
 read = {name: ["⊢", *pieces[1:]] for name, pieces in read.items()}
 held = {block for table in tables.values() for block in table}
 kept = [b for b, n in enumerate(pool.users) if n and b not in held]
-serving_diagrams.page_table(read, tables, 14, 4, kept)
+drawings.page_table(read, tables, 14, 4, kept)
 
 # %%
 # On the left is what a request sees: its text, in order. On the right is the memory, where each block took the next

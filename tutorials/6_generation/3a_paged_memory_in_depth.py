@@ -32,11 +32,11 @@ import torch.nn.functional as F
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.generation import page_table
 from lm_from_scratch.generation.engine import Request
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.instruments.serving_diagrams import page_table
 from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)

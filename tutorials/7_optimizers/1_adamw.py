@@ -14,7 +14,7 @@ gradients into steps, start at the same place. Each dot is a step.
 import torch
 from torch.optim import SGD, Adam
 
-from lm_from_scratch.instruments import optimizer_diagrams as diagrams
+from lm_from_scratch.drawings import optimizers as drawings
 
 
 def height(x):
@@ -37,7 +37,7 @@ paths = {
     "momentum": walk(lambda x: SGD(x, lr=0.005, momentum=0.9)),
     "Adam": walk(lambda x: Adam(x, lr=0.7)),
 }
-diagrams.valley(paths, steepness=50)
+drawings.valley(paths, steepness=50)
 
 # %%
 # Gradient descent (PyTorch's ``SGD``) zigzags across the valley and creeps along it. Momentum does better. Adam walks
@@ -109,7 +109,7 @@ words = [" the", " class", " string", " thread", " zip", " mail"]
 assert rms[tokenizer.encode(" the")] > 1000 * rms[tokenizer.encode(" mail")]
 assert (idx == tokenizer.encode(" the")[0]).sum() > 10
 assert (idx != tokenizer.encode(" mail")[0]).all()
-diagrams.magnitudes(
+drawings.magnitudes(
     words, [rms[tokenizer.encode(word)].item() for word in words]
 )
 

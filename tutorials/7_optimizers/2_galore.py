@@ -13,7 +13,7 @@ Here is what that adds up to, at two bytes a number, for AdamW and for three ide
 # sphinx_gallery_words = ["low-rank gradient", "GaLoreAdamW", "galore_adamw", "optim_target_modules", "galore_rank", "update_proj_gap", "subspace switching", "7B on 24 GB", "RTX 4090", "GaLore explained"]
 import torch
 
-from lm_from_scratch.instruments import optimizer_diagrams as diagrams
+from lm_from_scratch.drawings import optimizers as drawings
 
 C, I, V, rank = 4096, 11008, 32000, 1024  # width, MLP, vocabulary
 block = 4 * [(C, C)] + 3 * [(I, C)]  # the matrices of attention and MLP
@@ -37,7 +37,7 @@ assert round(weights / 1e9, 1) == 6.7 and round(2e-9 * weights, 1) == 13.5
 assert round(2e-9 * sum(adamw.values())) == 54
 assert round(100 * (moments + bases) / (2 * weights)) == 35
 assert 2e-9 * sum(one.values()) < 20 < 24 < 2e-9 * sum(byte.values())
-diagrams.memory(rows, 24, "a large consumer card")
+drawings.training_memory(rows, 24, "a large consumer card")
 
 # %%
 # From 54 GB to less than 20. (What the forward pass keeps, the activations, depends on the batch and comes on top.)
@@ -127,7 +127,7 @@ assert (
 # GaLore is short for gradient low-rank projection. It describes a gradient by a few directions, and Adam sees only this
 # description.
 
-diagrams.galore_step(128, 128, 32)
+drawings.galore_step(128, 128, 32)
 
 # %%
 # The *basis* Q holds 32 directions, a number that is called the *rank*. Of each direction it needs only the row, which
@@ -179,7 +179,7 @@ m.numel() + v.numel() + Q.numel()
 
 assert m.numel() + v.numel() + Q.numel() == 12_288
 
-diagrams.subspaces(200)
+drawings.subspaces(200)
 
 # %%
 # Each plane is what one basis can reach. W moves within it until the next basis is made.

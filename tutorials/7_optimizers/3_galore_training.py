@@ -158,9 +158,9 @@ assert 1.6 < megabytes["rank 64"] / megabytes["rank 32"] < 1.7
 # GaLore's state has three parts: a basis for the shorter side of the matrix, and two moments. Weight and gradient
 # stay as large as they were.
 
-from lm_from_scratch.instruments import training_diagrams
+from lm_from_scratch.drawings import optimizers as drawings
 
-training_diagrams.optimizer_state(128, 128, rank=32)
+drawings.optimizer_state(128, 128, rank=32)
 
 # %%
 # With s for the shorter side, l for the longer one and r for the rank, these are r (s + 2 l) numbers instead of AdamW's

@@ -87,9 +87,9 @@ assert max(freed) == freed[-1] < 0.26 * usual[-1]
 # For ``optimizer.step()``. But AdamW updates each weight by itself: for the step of one weight it needs the gradient of
 # this weight, and no other. So why not take the step right there, inside the backward pass?
 
-from lm_from_scratch.instruments import training_diagrams
+from lm_from_scratch.drawings import optimizers as drawings
 
-training_diagrams.gradient_lives(["block 3", "block 2", "block 1", "embedding"])
+drawings.gradient_lives(["block 3", "block 2", "block 1", "embedding"])
 
 # %%
 # The pass goes from the last block to the embedding. In the lower half, every weight has been updated when the pass

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import training_diagrams
+from lm_from_scratch.drawings import optimizers as drawings
 
 texts = [
     "Return the number of items in a list or a string.",
@@ -47,7 +47,7 @@ numbers = [one.flatten()[place].item() for one in found]
 
 torch.testing.assert_close(sum(found) / 2, gradient(rows))
 shown = [[t[:20] + " …" for t in pair] for pair in (texts[:2], texts[2:])]
-training_diagrams.two_copies(shown, numbers, "the first MLP")
+drawings.two_copies(shown, numbers, "the first MLP")
 
 # %%
 # The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies take the

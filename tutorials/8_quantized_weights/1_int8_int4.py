@@ -82,7 +82,7 @@ assert texts[4].split()[0] != texts[32].split()[0]
 #
 # Here are 16 neighbouring weights of the model, in blue, and the levels to which they go.
 
-from lm_from_scratch.instruments import weight_diagrams
+from lm_from_scratch.drawings import quantized_weights as drawings
 
 
 def ruler(weights, bits=4):
@@ -93,7 +93,7 @@ def ruler(weights, bits=4):
 matrix = model.model.layers[0].mlp.gate_proj.weight
 some = matrix[0, -16:]
 
-weight_diagrams.rounding({"16 weights, 15 levels": ruler(some)})
+drawings.rounding({"16 weights, 15 levels": ruler(some)})
 
 # %%
 # No weight moves by more than half a step. With 8 bits there are 255 levels, and a step is 18 times smaller.
@@ -127,7 +127,7 @@ assert round(127 / 7) == 18
 outlier = some.clone()
 outlier[some.abs().argmax()] *= 4
 
-weight_diagrams.rounding({"One weight is 4 times as large": ruler(outlier)})
+drawings.rounding({"One weight is 4 times as large": ruler(outlier)})
 
 # %%
 # Four. The scale follows the largest weight, so each step is four times as wide, and the others share what is left
@@ -141,7 +141,7 @@ assert [
     len({round(w / ruler(group)[1]) for w in group.tolist()})
     for group in (some, outlier, outlier[8:])
 ] == [9, 4, 7]
-weight_diagrams.rounding(walls)
+drawings.rounding(walls)
 
 # %%
 # The second group never notices the outlier: its eight weights have fine levels again. The price is one more scale.

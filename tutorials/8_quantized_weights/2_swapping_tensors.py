@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import weight_diagrams
+from lm_from_scratch.drawings import quantized_weights as drawings
 
 embedding = load_shipped("gpt2-docs")[0].transformer.wte
 weight = embedding.weight.requires_grad_()  # (4096, 128)
@@ -43,7 +43,7 @@ def places():
 
 
 both = {"tensor 1": weight, "tensor 2": new}
-weight_diagrams.holders("At first", {**places(), "new": new}, both)
+drawings.holders("At first", {**places(), "new": new}, both)
 
 # %%
 # **Predict first.** We assign ``head.weight = new``. How many of the five holders have the codes then?
@@ -61,7 +61,7 @@ head.weight = new
 print("after the assignment:", have_codes())
 
 assert have_codes() == ["head"]
-weight_diagrams.holders("head.weight = new", {**places(), "new": new}, both)
+drawings.holders("head.weight = new", {**places(), "new": new}, both)
 
 # %%
 # One. An assignment changes where *one* name leads, and a tensor does not know what else holds it. The tie is broken,
@@ -99,7 +99,7 @@ assert torch.equal(embedding.weight, rounded) and embedding.weight is weight
 assert not hasattr(weight, "scale")
 others = {"tensor 1": weight, "tensor 3": rounded}
 held = {**places(), "rounded": rounded}
-weight_diagrams.holders("weight.data = rounded", held, others)
+drawings.holders("weight.data = rounded", held, others)
 
 # %%
 # Codes are refused, since a tensor that wants a gradient needs floating point. Rounded numbers are accepted, and reach
@@ -118,7 +118,7 @@ print("after the swap:", have_codes(), hasattr(weight, "scale"))
 assert have_codes() == list(places()) and hasattr(weight, "scale")
 assert new.dtype == torch.float32 and new.requires_grad
 assert weight.scale is scale and not weight.requires_grad
-weight_diagrams.holders("After the swap", {**places(), "new": new}, both)
+drawings.holders("After the swap", {**places(), "new": new}, both)
 
 # %%
 # Compare with the first drawing: no arrow has moved. The same holders lead to the same objects, and the objects have

@@ -68,13 +68,13 @@ assert abs(runs["with a swap"][0][0] - runs["as it comes"][0][0]) < 1e-4
 # because it copies nothing: it puts the tensors of the checkpoint into the model as *new parameters*. Here is the table
 # of tokens after loading.
 
-from lm_from_scratch.instruments import weight_diagrams
+from lm_from_scratch.drawings import quantized_weights as drawings
 
 _, model, optimizer = runs["as it comes"]
 held = optimizer.param_groups[0]["params"][0]
 ours = model.transformer.wte.weight
 
-weight_diagrams.holders(
+drawings.holders(
     "As it comes",
     {"optimizer": held, "model": ours},
     {"first tensor": held, "loaded tensor": ours},

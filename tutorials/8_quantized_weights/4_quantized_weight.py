@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import quantized_weights as drawings
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.instruments import weight_diagrams
 from lm_from_scratch.weights.quantize import quantize_
 
 model, tokenizer = load_shipped("gpt2-docs")
@@ -34,7 +34,7 @@ def described(tensor):
 
 
 assert weight.dtype == torch.float32 and weight.nbytes == 49_152 + 1_536
-weight_diagrams.held_tensors(
+drawings.held_tensors(
     f"Tensor {tuple(weight.shape)}, float32",
     {name: described(getattr(weight, name)) for name in weight.held},
 )
@@ -183,9 +183,7 @@ assert not any(result == "works" for _, result in attempt())
 # it apart into operators.
 
 refused = ["all else is refused by name:", "NotImplementedError"]
-weight_diagrams.two_doors(
-    ["F.linear"], ["detach", "clone", "_to_copy"], refused
-)
+drawings.two_doors(["F.linear"], ["detach", "clone", "_to_copy"], refused)
 
 # %%
 # The rule is simple. At the upper door answer what you want to see whole, at the lower one what many calls have in

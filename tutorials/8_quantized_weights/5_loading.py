@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import weight_diagrams
+from lm_from_scratch.drawings import quantized_weights as drawings
 from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.text.batches import pieces
 from lm_from_scratch.text.corpora import reference, split
@@ -50,7 +50,7 @@ assert not published.keys() & shipped.state_dict().keys()
 #
 # There are five places where your code can settle them. Each is a link to the section that explains it.
 
-weight_diagrams.load_stations(
+drawings.load_stations(
     [
         "#your-dictionary",
         "#a-layer-that-has-changed",
@@ -278,7 +278,7 @@ rows = {
     "plain numbers for\nquantised weights": "4 swap flag: the tensor\nhas a module_load",
     "a key that nobody needs": "5 post-hook,\nnot strict=False",
 }
-weight_diagrams.choices(rows, ("what does not fit", "what to use"))
+drawings.choices(rows, ("what does not fit", "what to use"))
 
 # %%
 # Exercises

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import quantized_weights as drawings
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.instruments import weight_diagrams
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_
 from lm_from_scratch.weights.quantize import quantize_
 
@@ -94,7 +94,7 @@ assert torch.equal(
     layer.weight.codes,
     shipped(bits=4).transformer.h[0].mlp.c_fc.weight.codes,
 )
-weight_diagrams.low_rank(*layer.weight.shape, layer.rank, "4 bits")
+drawings.low_rank(*layer.weight.shape, layer.rank, "4 bits")
 
 # %%
 # Two thin matrices

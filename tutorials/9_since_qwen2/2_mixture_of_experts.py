@@ -17,9 +17,13 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.since_qwen2_models import (
+    expert_loads,
+    mixture,
+    visited_experts,
+)
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.instruments.experts_diagrams import loads, mixture, visited
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.experts import (
@@ -153,7 +157,7 @@ ids = torch.tensor([tokenizer.start(text)])
 tokens = seen(ids)[0]  # (T, C)
 routing = plain[0].gate(tokens)
 pieces = ["⊢", *tokenizer.pieces(ids[0].tolist())[1:]]
-visited(pieces, routing.experts[:, 0].tolist())
+visited_experts(pieces, routing.experts[:, 0].tolist())
 
 # %%
 # The experts do not know what words are, and yet *the* and *an* go to one of them, and *item*, *second* and
@@ -254,7 +258,9 @@ for seed in range(3):
     layers["auxiliary loss"].append(layer)
     layer = sixteen()
     layers["bias"].append(teach(layer, seed, partial(moved, layer.gate)))
-loads({n: visits(ls[0].gate(x_test)).tolist() for n, ls in layers.items()})
+expert_loads(
+    {n: visits(ls[0].gate(x_test)).tolist() for n, ls in layers.items()}
+)
 
 # %%
 # The dashed line is the mean. Here are all three seeds, with the share of the MLP's output that each layer misses:

@@ -15,7 +15,10 @@ Here is what one token costs in all layers of four published models, in numbers 
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.instruments.latent_diagrams import bars, one_token
+from lm_from_scratch.drawings.since_qwen2_models import (
+    latent_token,
+    token_bytes,
+)
 
 published = [  # (name, kind, layers, numbers of a token in each)
     ("LLaMA-65B", "MHA", 80, 2 * 64 * 128),
@@ -31,7 +34,7 @@ assert (
     and round(sizes["Llama-3-70B"] / 70_272, 1) == 4.7
 )
 assert sizes["LLaMA-65B"] // sizes["DeepSeek-V3"] == 37
-bars([(name, kind, sizes[name]) for name, kind, *_ in published])
+token_bytes([(name, kind, sizes[name]) for name, kind, *_ in published])
 
 # %%
 # The usual way to a small cache is sharing. In multi-head attention (MHA) every head has its own keys. In
@@ -39,7 +42,7 @@ bars([(name, kind, sizes[name]) for name, kind, *_ in published])
 # see the same keys. *Multi-head latent attention* (MLA) leaves every head its own keys and values, but does not store
 # them. It stores what they are made from:
 
-one_token(C=7168, R=512, H=128, Dn=128, Dr=64, Dv=128)
+latent_token(C=7168, R=512, H=128, Dn=128, Dr=64, Dv=128)
 
 # %%
 # One matrix makes a short vector c of the token's state, the *latent*. From c, each head makes its key and its value

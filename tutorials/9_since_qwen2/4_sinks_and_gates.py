@@ -168,9 +168,12 @@ for name in ("gpt2-docs", "qwen2-docs"):
 # A sliding window keeps the latest keys and pushes the oldest out. The first token goes first. StreamingLLM keeps it,
 # in a slot of its own, beside the window.
 
-from lm_from_scratch.instruments.sink_diagrams import budget, kept
+from lm_from_scratch.drawings.since_qwen2_attention import (
+    pinned_window,
+    softmax_budget,
+)
 
-kept(words[:9], window=3, first=1)
+pinned_window(words[:9], window=3, first=1)
 
 # %%
 # Test it on 97 letters; our models were trained on 33. With 4 keys in all:
@@ -217,7 +220,7 @@ for everything, window, pinned in map(losses, plain):
 #
 # Below are four keys with low scores, and then the same with a sink of 1.4:
 
-budget(["⊢", "k", "e", "r"], [-0.5, -1.2, -1.0, -1.4], 1.4)
+softmax_budget(["⊢", "k", "e", "r"], [-0.5, -1.2, -1.0, -1.4], 1.4)
 
 # %%
 # In code it is one more column, dropped after the softmax:

@@ -431,7 +431,7 @@ assert wrong_by(sink_attention(q, k, v, seen, torch.full((6,), -1e4))) > 0.05
 # ``q_proj`` holds the query and the gate of head 0, then those of head 1 (M60). Cut in two halves, the second half of
 # the heads becomes the gates of the first. All shapes fit.
 
-from lm_from_scratch.instruments.sink_diagrams import gate_places
+from lm_from_scratch.drawings.since_qwen2_attention import gate_places
 
 gate_places(4)
 

@@ -16,11 +16,11 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.instruments import position_diagrams as diagrams
+from lm_from_scratch.drawings import since_qwen2_attention as drawings
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 
 row = ["a3", "b7", "d1", "a3", "c0", "d1", "b?", "a3", "d1", "c0", "a3", "←3"]
-diagrams.two_questions(row, key=(6, 1), back=(11, 8))
+drawings.two_questions(row, key=(6, 1), back=(11, 8))
 
 # %%
 # The first question is about *what*, the second about *where*. This code makes rows and the right answers:
@@ -161,7 +161,7 @@ assert last["half of them"][:, 0].max() < 0.2
 # changes when the same two words move apart. A pair that does not turn compares content alone. With both, the model can
 # use each where it needs it.
 
-diagrams.turned_features(
+drawings.turned_features(
     {
         "RoPE: 8 of 8 features turn": 8,
         "partial RoPE: the first 4 turn": 4,
@@ -268,7 +268,7 @@ assert rise.index(max(rise)) == 4 and 2 < max(rise) / sorted(rise)[4] < 3
 # sixth sees all and has 1,000,000.
 
 stack = {"Qwen2": "RRRRRR", "SmolLM3": "RRRNRR", "Gemma 3": "LLLLLG"}
-diagrams.layer_kinds(
+drawings.layer_kinds(
     stack,
     {
         "R": "rotates",

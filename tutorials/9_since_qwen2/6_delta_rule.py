@@ -45,11 +45,11 @@ assert corrected @ value["bytes"] > 0.99 > 0.1 > abs(corrected @ value["str"])
 # A 1.0 means that the answer is this word's vector. The first memory adds every fact to what it has, and says both types
 # at once. The second reads before it writes, and adds only what is missing. Here is its last step, with short vectors:
 
-from lm_from_scratch.instruments.state_diagrams import correction
+from lm_from_scratch.drawings.since_qwen2_models import delta_rule_step
 
 state = torch.tensor([[0.8, 0, 0.1, 0], [0, 0.9, 0, 0.2], [0.6, 0, 0, 0.1]])
 k, v = torch.tensor([0.8, 0, 0.6]), torch.tensor([0.0, 0, 1, 0])
-correction(state, k, v, ("path", "bytes"))
+delta_rule_step(state, k, v, ("path", "bytes"))
 
 # %%
 # That is the **delta rule**: write the *difference* (delta) between what the memory should say and what it says.

@@ -22,7 +22,7 @@ from lm_from_scratch.attention.indexer import (
 )
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import sparse_diagrams
+from lm_from_scratch.drawings import since_qwen2_attention as drawings
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import (
     record_attention,
@@ -42,7 +42,7 @@ with torch.no_grad(), record_attention(model) as maps:
 row = maps[-1][0][0].mean(0)[220, :221]  # the mean over four heads: (S,)
 best = row.topk(16).indices.tolist()
 text = ["⊢", *tokenizer.pieces(test.idx[0, 1:221].tolist())]
-sparse_diagrams.where_it_looks(text, row.tolist(), best)
+drawings.where_it_looks(text, row.tolist(), best)
 
 # %%
 # The text has 221 tokens. The query looks at the line that it ends, and at a few tokens of the line before.
@@ -143,7 +143,7 @@ torch.manual_seed(13)
 indexer = Indexer(128, n_head=2, head_dim=32, count=2)
 q, k, w = (part[0].detach() for part in indexer.heads(test_x[7], rotation))
 products = (q @ k.mT)[:, 220, 214:221] / (2 * 32) ** 0.5  # (J, S)
-sparse_diagrams.scoring(text[-7:], products.tolist(), w[220].tolist(), 2)
+drawings.indexer_scores(text[-7:], products.tolist(), w[220].tolist(), 2)
 
 # %%
 # A product below zero counts as nothing, and the weighted sum decides. The query then attends to the framed keys as

@@ -12,11 +12,12 @@ import torch
 
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import since_qwen2_models as drawings
+from lm_from_scratch.drawings.generation import drafts
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.mtp_drafter import MTPDrafter
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.generation.speculative import PromptLookup, speculate
-from lm_from_scratch.instruments import generation_diagrams, mtp_diagrams
 from lm_from_scratch.models.mtp import MTP
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.targets import mtp_targets
@@ -65,7 +66,7 @@ plain = complete(generate(qwen2, [tokenizer.start(start)], 60, GREEDY))[0]
 assert [token for p in passes for token in p.tokens[0]] == plain
 assert 32 < len(passes) < 48
 drafted = [([*row[:-1]], len(row) - 1, row[-1]) for row in shown]
-generation_diagrams.drafts(drafted, start)
+drafts(drafted, start)
 
 # %%
 # That is 60 tokens in about 45 passes, and every token is the one that Qwen2 would have written alone: the guesses are
@@ -80,7 +81,7 @@ generation_diagrams.drafts(drafted, start)
 # step can go on from it: join h with the embedding of that token, run *one* block, and ask the same head again.
 
 own, *guesses = tokenizer.pieces(plain[:3])
-mtp_diagrams.self_draft(start, [own, *guesses])
+drawings.self_draft(start, [own, *guesses])
 
 # %%
 # The first row is a full pass through eight blocks. Each further row costs one block, and drafts one token. (Here the
@@ -135,7 +136,7 @@ assert 0.08 < new / whole < 0.14 and 2.0e6 < whole < 2.2e6
 # been given that next token. So its target is one further on, and it runs out of targets one column earlier:
 
 words = tokenizer.pieces(tokenizer.encode("If the file does not"))
-mtp_diagrams.targets(words, (0, 1))
+drawings.mtp_targets(words, (0, 1))
 
 # %%
 # It is easy to shift once too few. So let us train three more parts, with the target of depth 0.

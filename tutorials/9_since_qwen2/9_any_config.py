@@ -20,7 +20,10 @@ from lm_from_scratch.checkpoint.ideas import (
     families,
     states,
 )
-from lm_from_scratch.instruments.config_diagrams import explained, kept
+from lm_from_scratch.drawings.since_qwen2_models import (
+    cache_sizes,
+    config_lines,
+)
 from lm_from_scratch.instruments.plot import COLOURS, figure
 
 config = families()["qwen3_next"].config
@@ -36,7 +39,7 @@ hidden = (
     "decoder_sparse_step",
     "norm_topk_prob",
 )
-explained({k: v for k, v in flat.items() if k not in hidden}, labels)
+config_lines({k: v for k, v in flat.items() if k not in hidden}, labels)
 
 # %%
 # Lines without a colour are sizes and switches that you know from Qwen2: ``hidden_size`` is C, ``vocab_size`` V,
@@ -218,7 +221,7 @@ assert (
     min(families()[name].parameters for name in names)
     == families()["llama"].parameters
 )
-kept(memory, T)
+cache_sizes(memory, T)
 
 # %%
 # Qwen3-Next: only twelve of its 48 layers have a cache, with two key heads. All that the others keep is the orange end of

@@ -14,12 +14,12 @@ tiles of keys pass by. Choose a program, and see which scores it computes.
 # sphinx_gallery_words = ["FlashAttention", "flash_attn", "FlashAttention-2", "SRAM", "memory-efficient attention", "faster attention"]
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import flash_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 
 model, tokenizer = load_shipped("qwen2-docs")
 ids = tokenizer.start("Return the number of items in a container.")
 pieces = ["⊢", *tokenizer.pieces(ids)[1:]]  # the start of the text
-flash_diagrams.causal_tiles(pieces, 4)
+drawings.causal_tiles(pieces, 4)
 
 # %%
 # Blue scores are used. Orange scores are computed and then masked, because their key is a later token, or because the

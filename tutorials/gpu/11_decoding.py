@@ -10,9 +10,9 @@ So we deal out the *keys*. Each program attends to a part of them, a *split*, an
 # sphinx_gallery_needs = ["10_flash_attention", "../6_generation/3_continuous_batching"]
 # sphinx_gallery_words = ["Flash-Decoding", "split-k", "decode attention", "slow token generation"]
 
-from lm_from_scratch.instruments import flash_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 
-flash_diagrams.split_keys(keys=22, tile=4, splits=3)
+drawings.split_keys(keys=22, tile=4, splits=3)
 
 # %%
 # Three programs share 22 keys, in tiles of 4. A program takes whole tiles, so the two orange places after the last key

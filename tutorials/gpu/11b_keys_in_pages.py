@@ -10,9 +10,9 @@ table of its pages. How does a kernel write into pages, and read them without a 
 # sphinx_gallery_needs = ["11_decoding", "../6_generation/3_continuous_batching"]
 # sphinx_gallery_words = ["paged attention", "PagedAttention", "block table", "vLLM", "slot mapping"]
 
-from lm_from_scratch.instruments import flash_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 
-flash_diagrams.paged_keys([4, 1, 5], page=4, length=10, tile=4, pages=6)
+drawings.paged_keys([4, 1, 5], page=4, length=10, tile=4, pages=6)
 
 # %%
 # Ten keys of a row are in pages 4, 1 and 5, in this order. A kernel reads them in tiles. For each key it looks up the

@@ -11,12 +11,12 @@ and one program should add it up. In this picture a program keeps a tile of *key
 # sphinx_gallery_words = ["FlashAttention backward", "dQ dK dV", "recomputation", "softmax_lse"]
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import flash_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 
 model, tokenizer = load_shipped("gpt2-docs")
 ids = tokenizer.start("Return the number of items in a container.")
 pieces = ["⊢", *tokenizer.pieces(ids)[1:]]  # the start of the text
-flash_diagrams.causal_tiles(pieces, 4, keeps="keys", first=0)
+drawings.causal_tiles(pieces, 4, keeps="keys", first=0)
 
 # %%
 # Compare it with the picture of the forward pass: the same scores are used, but a program now has columns, and not

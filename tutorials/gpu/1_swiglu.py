@@ -12,9 +12,9 @@ need Linux and the package ``triton``, but no GPU.
 
 # sphinx_gallery_needs = ["../2_qwen2/3_swiglu"]
 # sphinx_gallery_words = ["first Triton kernel", "what is a kernel", "tl.load", "tl.store", "program_id", "BLOCK_SIZE", "TRITON_INTERPRET", "fused SwiGLU", "stride", "contiguous", "kernel fusion"]
-from lm_from_scratch.instruments import kernel_diagrams
+from lm_from_scratch.drawings import gpu_programs as drawings
 
-kernel_diagrams.programs_on_a_vector(37, 16)
+drawings.programs_on_a_vector(37, 16)
 
 # %%
 # What is slow about a GPU
@@ -62,7 +62,7 @@ assert round(100 * cost.intensity / needed) == 4
 # PyTorch moves more than it has to. It has one kernel for silu and one for the product, and in between, the result of
 # silu goes to memory and back.
 
-kernel_diagrams.round_trips(
+drawings.round_trips(
     {
         "two kernels": [
             ("silu", ["g"], ["silu(g)"]),
@@ -111,7 +111,7 @@ def add_one_block(x, y, out, BLOCK: tl.constexpr):
 # the block has 5 places, and x begins at address 1000; a float32 number fills 4 bytes. (The size of a real block is a
 # power of two.)
 
-kernel_diagrams.pointer([0.5, -1.2, 3.0, 0.1, 2.2, -0.6, 0.7, 1.8], block=5)
+drawings.pointer([0.5, -1.2, 3.0, 0.1, 2.2, -0.6, 0.7, 1.8], block=5)
 
 # %%
 # ``tl.load`` fetches what lies at these addresses, and ``tl.store`` writes. Between the two, the block is inside the
@@ -213,7 +213,7 @@ print("neighbour:", buffer[37:40].int().tolist(), "...")
 
 assert triton.cdiv(37, 16) == 3
 assert torch.equal(buffer[:37], x + y) and (buffer[37:] == -1).all()
-kernel_diagrams.masked_store(37, 16)
+drawings.masked_store(37, 16)
 
 # %%
 # SwiGLU
@@ -291,7 +291,7 @@ assert right(up)
 # A tensor has a shape, and *strides*: how many numbers further in memory the next row is, and the next column. Three
 # tables, where each cell shows its offset:
 
-kernel_diagrams.strides(
+drawings.strides(
     {
         "a table": ((2, 3), (3, 1)),
         "its transpose": ((3, 2), (1, 3)),

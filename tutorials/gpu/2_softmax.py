@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments import kernel_diagrams
+from lm_from_scratch.drawings import gpu_programs as drawings
 from lm_from_scratch.instruments.plot import attention_maps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +36,7 @@ scores = weights.log()  # their softmax is these weights
 words = ["⊢", *tokenizer.pieces(ids[0].tolist())[1:]]
 INF = float("inf")
 assert ((scores == -INF).cpu() == torch.ones(9, 9).triu(1).bool()).all()
-kernel_diagrams.row_programs(scores.tolist(), words, 16)
+drawings.row_programs(scores.tolist(), words, 16)
 
 # %%
 # Count first
@@ -160,7 +160,7 @@ assert 4096 / 128 == 32 and 65_536 / 128 == 512
 # Step through a row of 12 numbers in blocks of 4.
 
 row = [0.5, 1.0, -0.5, 0.0, 0.8, 2.0, 1.5, -1.0, 3.0, 0.5, 1.0, 2.5]
-kernel_diagrams.online_sum_frames(row, 4, first=1)
+drawings.online_sum_frames(row, 4, first=1)
 
 # %%
 # The sum may *fall*, where m rises. Here is the loop: ``top`` is m, ``raised`` is :math:`m'`, and ``total`` is

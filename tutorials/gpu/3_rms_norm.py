@@ -11,9 +11,9 @@ program has two rows, and the mask has two parts: one for columns, one for rows.
 
 # sphinx_gallery_needs = ["2_softmax", "../2_qwen2/1_rms_norm"]
 # sphinx_gallery_words = ["triton RMSNorm", "fused RMSNorm", "LayerNorm kernel", "atomic_add", "Liger-Kernel", "deterministic", "race condition", "reproducible training"]
-from lm_from_scratch.instruments import kernel_diagrams
+from lm_from_scratch.drawings import gpu_programs as drawings
 
-kernel_diagrams.row_blocks(rows=5, width=6, rows_of_a_block=2, block=8)
+drawings.row_blocks(rows=5, width=6, rows_of_a_block=2, block=8)
 
 # %%
 # Rows in a block
@@ -179,7 +179,7 @@ assert a.nextafter(2 * a) - a == 8
 # The remedy is a *fixed number* of programs. Each walks over many blocks of rows, keeps its sum in registers, and in the
 # end writes it into a row of its own. PyTorch adds up these partial rows, always in the same order.
 
-kernel_diagrams.sums_across(blocks=6, programs=3)
+drawings.sums_across(blocks=6, programs=3)
 
 # %%
 # Program i takes the blocks i, i + P, i + 2P and so on, where P is the number of programs. So ``range`` begins at the

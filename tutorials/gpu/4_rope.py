@@ -12,9 +12,9 @@ and the angles of the token. What is crossed out is masked.
 # sphinx_gallery_needs = ["../2_qwen2/2_rope", "1_swiglu", "3_rms_norm"]
 # sphinx_gallery_words = ["triton RoPE", "fused rotary", "strides", "non-contiguous"]
 
-from lm_from_scratch.instruments import kernel_diagrams
+from lm_from_scratch.drawings import gpu_programs as drawings
 
-kernel_diagrams.rope_rows(T=4, H=3, half=3, rows=8, block=4)
+drawings.rope_rows(T=4, H=3, half=3, rows=8, block=4)
 
 # %%
 # Before we write it: what do PyTorch's operations cost? The least *traffic*, the bytes between memory and chip, reads x
@@ -148,7 +148,7 @@ projected = torch.arange(18).view(1, 6, 3, 1).transpose(1, 2)
 assert plain.shape == projected.shape
 assert plain.stride() != projected.stride()
 
-kernel_diagrams.memory_places(
+drawings.memory_places(
     {
         "contiguous (B, H, T, D)": plain[0, :, :, 0].tolist(),
         "(B, T, H, D), transposed": projected[0, :, :, 0].tolist(),

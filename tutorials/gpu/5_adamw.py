@@ -12,9 +12,9 @@ over what it has read. The gradient stays as it is.
 # sphinx_gallery_needs = ["../7_optimizers/1_adamw", "1_swiglu"]
 # sphinx_gallery_words = ["fused AdamW", "fused optimizer", "foreach", "fused=True", "optimizer kernel", "triton Adam", "recompile"]
 
-from lm_from_scratch.instruments import kernel_diagrams
+from lm_from_scratch.drawings import gpu_programs as drawings
 
-kernel_diagrams.optimizer_blocks(
+drawings.optimizer_blocks(
     {
         "θ": ("weights", True),
         "g": ("gradient", False),

@@ -14,11 +14,9 @@ crossed out lies outside the matrices, and is masked.
 # sphinx_gallery_needs = ["1_swiglu", "2_softmax"]
 # sphinx_gallery_words = ["triton matmul", "GEMM", "tl.dot", "tiling", "blocked matrix multiplication", "L2 cache", "swizzle", "arithmetic intensity"]
 
-from lm_from_scratch.instruments import kernel_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 
-kernel_diagrams.tile_steps(
-    M=5, K=7, N=7, block=3, block_k=3, tile=(1, 1), first=1
-)
+drawings.tile_steps(M=5, K=7, N=7, block=3, block_k=3, tile=(1, 1), first=1)
 
 # %%
 # Why so complicated? The simple way is one program for each number of C, which reads a row of A and a column of B.
@@ -250,7 +248,7 @@ assert need[1] < 0.6 * need[0]
 assert GROUP == 8 and (32 * 128, 38 * 128) == (4096, 4864)
 assert len(set(grouped)) == len(grouped) == 32 * 38
 assert set(by_row) == set(grouped)
-kernel_diagrams.first_programs(orders, 32, 38, 132)
+drawings.first_programs(orders, 32, 38, 132)
 
 # %%
 # Row after row, the programs of one moment share few rows of A and want all columns of B. In groups they need a few of

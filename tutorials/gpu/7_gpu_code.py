@@ -13,9 +13,9 @@ run by *threads*. A *warp* is 32 of them, which execute one instruction together
 # sphinx_gallery_needs = ["6_matmul"]
 # sphinx_gallery_words = ["PTX", "register spilling", "tensor cores", "num_warps", "num_stages", "ahead-of-time compilation", "shared memory limit", "wgmma", "mma.sync", "tcgen05", "OutOfResources"]
 
-from lm_from_scratch.instruments import product_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 
-product_diagrams.matrix_units()
+drawings.matrix_units()
 
 # %%
 # *Shared memory* belongs to a processor, and all threads of a program reach it. *Registers* belong to one thread. On the

@@ -14,13 +14,11 @@ On a GPU that is three kernels. Here are the programs of the first: each compute
 
 import inspect
 
-from lm_from_scratch.instruments import product_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 from lm_from_scratch.instruments.roofline import GPUS, Cost
 
 m, n, r = 128, 384, 20
-product_diagrams.tiled_product(
-    ("P transposed", "G", "R"), (r, m, n), 32, (0, 5)
-)
+drawings.tiled_product(("P transposed", "G", "R"), (r, m, n), 32, (0, 5))
 
 # %%
 # The weight :math:`W` and its gradient :math:`G` are (m, n). Here the weight is wide, so its *basis* is on the left: :math:`P`
@@ -233,7 +231,7 @@ def adam(R, exp_avg, exp_avg_sq):
 # the weight, shrinks it by the weight decay, subtracts, and stores the new weight. Such work at the end of a product, in the
 # same kernel, is its *epilogue*.
 
-product_diagrams.tiled_product(("P", "d", "W"), (m, r, n), 32, (1, 5))
+drawings.tiled_product(("P", "d", "W"), (m, r, n), 32, (1, 5))
 
 # %%
 # The update is in place. That is safe, because every number of the weight belongs to one program, and to no other.

@@ -12,10 +12,10 @@ blocks, and a mask cuts off the end of the last one.
 # sphinx_gallery_needs = ["2_softmax", "6_matmul"]
 # sphinx_gallery_words = ["fused linear cross entropy", "chunked cross entropy", "logits memory", "Liger", "CUDA out of memory loss", "cut cross entropy", "log-sum-exp"]
 
-from lm_from_scratch.instruments import product_diagrams
+from lm_from_scratch.drawings import gpu_tiles as drawings
 
 FULL_N, FULL_V, FULL_C = 8192, 151_936, 896  # Qwen2-0.5B
-product_diagrams.rows_of_logits(FULL_N, FULL_V, 4096)
+drawings.rows_of_logits(FULL_N, FULL_V, 4096)
 
 # %%
 # How often must the logits be read? And if all that is wanted of a row is one number, must the row be in memory at all?
@@ -133,7 +133,7 @@ torch.testing.assert_close(log_sums, logits.logsumexp(1), atol=1e-4, rtol=1e-4)
 # If a program took whole rows of logits, there would be few programs, each with a long loop. So the vocabulary is split as
 # well, and each program finds m and :math:`\ell` of its part. Here are 45 tokens and a vocabulary of 301:
 
-product_diagrams.split_vocabulary(45, 301, 32, 128, 64, (1, 2))
+drawings.split_vocabulary(45, 301, 32, 128, 64, (1, 2))
 
 # %%
 # **Predict first.** Each part has its own m and :math:`\ell`. How do you get those of the row?

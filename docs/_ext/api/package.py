@@ -27,7 +27,7 @@ FIRST = (
     "training.train",
 )
 #: The rooms with tools for this project itself, which the index names last.
-FOR_AUTHORS = ("instruments", "commands", "exercises", "pretrained")
+FOR_AUTHORS = ("drawings", "instruments", "commands", "exercises", "pretrained")
 
 
 @cache

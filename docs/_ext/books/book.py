@@ -33,7 +33,7 @@ from sphinx.util import logging
 from sphinx_gallery._doctree_links import CodeLinksTransform
 
 from books import drawings
-from lm_from_scratch.instruments.canvas import BLUE, Canvas
+from lm_from_scratch.drawings.canvas import BLUE, Canvas
 
 logger = logging.getLogger(__name__)
 

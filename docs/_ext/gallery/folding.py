@@ -17,7 +17,7 @@ from sphinx.locale import _
 #: Modules that draw. What is imported from one, or made by one, draws too; but of `PLOT` only the
 #: functions that take axes, or return a figure.
 PLOT = "lm_from_scratch.instruments.plot"
-DRAWS = re.compile(rf"matplotlib|{PLOT}|lm_from_scratch\.instruments\.\w*diagrams")
+DRAWS = re.compile(rf"matplotlib|{PLOT}|lm_from_scratch\.drawings")
 #: Lines of imports at the beginning of a block, so many of which are folded.
 LONG = 3
 

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.instruments.cache_diagrams import padded_batch, slot_masks
-from lm_from_scratch.instruments.canvas import Drawing
-from lm_from_scratch.instruments.diagrams import bars, padded_rows, versions
-from lm_from_scratch.instruments.generation_diagrams import surprise
-from lm_from_scratch.instruments.story_diagrams import nan_spreads, written
-from lm_from_scratch.instruments.weight_diagrams import holders
+from lm_from_scratch.drawings.caching import padded_batch, slot_masks, versions
+from lm_from_scratch.drawings.canvas import Drawing
+from lm_from_scratch.drawings.classification import padded_rows
+from lm_from_scratch.drawings.generation import surprise
+from lm_from_scratch.drawings.gpt2 import bars
+from lm_from_scratch.drawings.quantized_weights import holders
+from lm_from_scratch.drawings.stories import nan_spreads, written
 from lm_from_scratch.optim.adamw import adam_direction
 from lm_from_scratch.text.targets import IGNORE
 from museum import cards

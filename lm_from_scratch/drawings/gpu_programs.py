@@ -1,12 +1,10 @@
-"""Drawings of kernels: which program reads which numbers, what a mask cuts off, what goes through
-memory, and how programs add up what they have."""
+"""Drawings of the GPU chapter: which program reads which numbers, and what a mask cuts off."""
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from lm_from_scratch.instruments.cache_diagrams import steps
-from lm_from_scratch.instruments.canvas import (
+from lm_from_scratch.drawings.canvas import (
     BLUE,
     GREEN,
     INK,
@@ -15,6 +13,7 @@ from lm_from_scratch.instruments.canvas import (
     RED,
     Canvas,
     Drawing,
+    slides,
 )
 
 #: Of programs 0, 1, 2, ...
@@ -37,7 +36,7 @@ def _masked(canvas: Canvas, x: float, y: float, width: float, height: float) -> 
     canvas.line(x + 3, y + 3, x + width - 5, y + height - 5, 1, opacity=0.6)
 
 
-def _lane(
+def lane_box(
     canvas: Canvas, x: float, y: float, width: float, height: float, colour: str, inside: bool,
     tint: float = 0.35,
 ) -> None:  # fmt: skip
@@ -46,197 +45,6 @@ def _lane(
         canvas.box(x, y, width, height, colour, tint, colour, radius=2)
     else:
         _masked(canvas, x, y, width + 2, height + 2)
-
-
-def rope_rows(T: int, H: int, half: int, rows: int, block: int) -> Drawing:
-    """RoPE of ``T`` tokens with ``H`` heads of two halves, ``half`` pairs: a program turns ``rows``
-    rows, and its blocks are ``block`` pairs wide. Heads of a token share its angles."""
-    programs = -(-T * H // rows)
-    high, lane, top, left = 17, 14, 44, 118
-    gap = 20
-    second = left + block * lane + gap
-    angle = second + block * lane + gap
-    canvas = Canvas(
-        343, top + high * rows * programs + 30,
-        f"{T} tokens with {H} heads are {T * H} rows, in {programs} programs of {rows} rows. Each "
-        f"loads {block} numbers of either half of a row, of which {block - half} are masked, and "
-        f"{programs * rows - T * H} rows of the last program are masked. "
-        f"{H} rows share the angles of their token",
-    )  # fmt: skip
-    for x, name in ((left, "a"), (second, "b")):
-        canvas.text(x + half * lane / 2, 12, f"half {name}", 12, bold=True)
-        canvas.text(x + half * lane / 2, 29, f"{half} features", 10, opacity=0.8)
-    canvas.text(angle + 18, 12, "angles", 12, bold=True)
-    canvas.text(2, 29, "program", 10, "start", opacity=0.8)
-    for r in range(rows * programs):
-        y, program = top + high * r, r // rows
-        colour = PROGRAMS[program % 2]
-        if r % rows == 0:
-            canvas.line(24, y + 1, 24, y + high * rows - 5, 3, colour)
-            canvas.text(12, y + high * rows / 2, str(program), 14, bold=True)
-        if r < T * H:
-            label = f"token {r // H}, head {r % H}"
-            canvas.text(left - 6, y + 7, label, 10, "end")
-        for x in (left, second):
-            for i in range(block):
-                _lane(canvas, x + lane * i, y, lane - 2, high - 4, colour, r < T * H and i < half)
-    for t in range(T):
-        y = top + high * H * t
-        tall = high * H - 5
-        canvas.box(angle, y, 36, tall, GREEN, 0.3, GREEN, radius=3)
-        canvas.text(angle + 18, y + tall / 2, str(t), 12)
-        canvas.line(angle - 5, y, angle - 5, y + tall, 1.2, GREEN)
-    foot = canvas.height - 12
-    canvas.text(left, foot, "✕ masked: neither read nor written", 12, "start")
-    return canvas.drawing()
-
-
-def memory_places(tables: Mapping[str, Sequence[Sequence[int]]]) -> Drawing:
-    """Where in memory each row of a tensor lies, by its head and its token; a table for each
-    layout, by its title."""
-    first = next(iter(tables.values()))
-    H, T = len(first), len(first[0])
-    left, cell, high = 70, min(42.0, 270 / T), 26
-    part = high * H + 62
-    says = []
-    canvas = Canvas(343, part * len(tables), "")
-    for i, (title, places) in enumerate(tables.items()):
-        top = part * i + 40
-        canvas.text(2, top - 28, title, 13, "start", bold=True)
-        canvas.text(left - 8, top - 9, "token", 11, "end", opacity=0.8)
-        for t in range(T):
-            canvas.text(left + cell * (t + 0.5) - 1, top - 9, str(t), 11, opacity=0.8)
-        for h, row in enumerate(places):
-            canvas.text(left - 8, top + high * (h + 0.5) - 1, f"head {h}", 12, "end")
-            for t, place in enumerate(row):
-                x, y = left + cell * t, top + high * h
-                tint = 0.08 + 0.6 * place / (H * T)
-                canvas.box(x, y, cell - 3, high - 3, BLUE, tint, BLUE, radius=2)
-                canvas.text(x + cell / 2 - 1.5, y + high / 2 - 1.5, str(place), 12)
-        says.append(
-            f"{title}: " + "; ".join(f"head {h} {list(row)}" for h, row in enumerate(places))
-        )
-    canvas.says = ". ".join(says)
-    return canvas.drawing()
-
-
-def optimizer_blocks(
-    tensors: Mapping[str, tuple[str, bool]], n: int, block: int, each: str = "weights"
-) -> Drawing:
-    """An optimizer's step in programs of ``block`` of ``n`` numbers: what each reads and writes.
-
-    ``tensors``, by a letter: what it is, and whether it is written.
-    """
-    programs = -(-n // block)
-    left, high, top = 82, 46, 46
-    lane = min(18.0, (290 - left) / (programs * block))
-    canvas = Canvas(
-        343, top + high * len(tensors) + 26,
-        f"{n} {each} in {programs} programs of {block}: each reads its block of "
-        f"{', '.join(tensors)} and writes over its block of "
-        f"{', '.join(name for name, (_, written) in tensors.items() if written)}; "
-        f"{programs * block - n} numbers of the last program are masked",
-    )  # fmt: skip
-    canvas.text(2, 16, "program", 11, "start", opacity=0.8)
-    for program in range(programs):
-        x, colour = left + lane * block * program, PROGRAMS[program % len(PROGRAMS)]
-        canvas.text(x + lane * block / 2 - 2, 16, str(program), 14, bold=True)
-        canvas.line(x + 2, 29, x + lane * block - 6, 29, 3, colour)
-    for i, (name, (what, written)) in enumerate(tensors.items()):
-        y = top + high * i
-        canvas.text(2, y + 8, name, 14, "start", bold=True)
-        canvas.text(2, y + 24, what, 10, "start", opacity=0.85)
-        for k in range(programs * block):
-            gap = -4 if k % block == block - 1 else 0
-            colour = PROGRAMS[k // block % len(PROGRAMS)]
-            _lane(canvas, left + lane * k + 2 * (gap == 0) - 1, y, lane - 3, 18, colour, k < n)
-        canvas.text(341, y + 2, "read", 11, "end")
-        if written:
-            canvas.text(341, y + 17, "written", 11, "end", bold=True)
-    foot = canvas.height - 12
-    canvas.text(left, foot, "✕ masked: beyond the last weight", 12, "start")
-    return canvas.drawing()
-
-
-def tile_steps(
-    M: int, K: int, N: int, block: int, block_k: int, tile: tuple[int, int], first: int = 0
-) -> Drawing:
-    """The program of one ``tile`` of C = A B, step by step along K: which numbers of A (M, K) and
-    of B (K, N) it loads, and what its masks cut off. Step ``first`` is shown at the beginning."""
-    reach_m, reach_n, reach_k = (
-        side * -(-size // side) for size, side in ((M, block), (N, block), (K, block_k))
-    )
-    cell = min(17.0, (343 - 62) / (reach_k + reach_n))
-    left, top, gap = 24, 24, 26
-    right, below = left + cell * reach_k + gap, top + cell * reach_k + gap
-    rows = range(block * tile[0], block * (tile[0] + 1))
-    columns = range(block * tile[1], block * (tile[1] + 1))
-    frames, labels = [], []
-    for start in range(0, K, block_k):
-        ks = range(start, start + block_k)
-        canvas = Canvas(
-            343, below + cell * reach_m + 28,
-            f"rows {rows[0]} to {rows[-1]} of A and columns {columns[0]} to {columns[-1]} of B, "
-            f"of which {ks[0]} to {ks[-1]} along K are multiplied, and added to the tile of C; "
-            f"{sum(k >= K for k in ks)} of {block_k} lie beyond K, and are loaded as 0",
-        )  # fmt: skip
-
-        def matrix(
-            x: float, y: float, height: int, width: int, reach: tuple[int, int],
-            read: tuple[range, range], strip: tuple[range, range], colour: str,
-            sheet: Canvas = canvas,
-        ) -> None:  # fmt: skip
-            for i in range(reach[0]):
-                for j in range(reach[1]):
-                    inside = i < height and j < width
-                    here = x + cell * j, y + cell * i, cell - 2, cell - 2
-                    if i in read[0] and j in read[1]:
-                        _lane(sheet, *here, colour, inside, 0.75)
-                    elif inside:
-                        shade = 0.16 if i in strip[0] and j in strip[1] else 0.07
-                        edge = colour if shade > 0.1 else "none"
-                        sheet.box(*here, colour if shade > 0.1 else INK, shade, edge, radius=1.5)
-
-        along = range(reach_k)
-        matrix(left, below, M, K, (reach_m, reach_k), (rows, ks), (rows, along), BLUE)
-        matrix(right, top, K, N, (reach_k, reach_n), (ks, columns), (along, columns), ORANGE)
-        matrix(right, below, M, N, (reach_m, reach_n), (rows, columns), (rows, columns), GREEN)
-        canvas.text(left + cell * K / 2, below - 13, f"A: {M} × {K}", 12, bold=True)
-        canvas.text(right + cell * N / 2, top - 13, f"B: {K} × {N}", 12, bold=True)
-        canvas.text(right + cell * N / 2, below - 13, f"C: {M} × {N}", 12, bold=True)
-        foot = canvas.height - 12
-        canvas.text(left, foot, "✕ masked", 12, "start")
-        frames.append(canvas.drawing())
-        labels.append(str(start // block_k))
-    return steps("Step along K", frames, labels, first)
-
-
-def first_programs(
-    orders: Mapping[str, Sequence[tuple[int, int]]], rows: int, columns: int, busy: int
-) -> Drawing:
-    """The tiles of the first ``busy`` programs in each of some ``orders`` of ``rows`` x ``columns``
-    tiles, and above and beside them the rows of A and the columns of B that they need."""
-    cell = (343 / len(orders) - 24) / columns
-    wide, left, top = 343 / len(orders), 14, 58
-    says = []
-    canvas = Canvas(343, top + cell * rows + 26, "")
-    for i, (title, tiles) in enumerate(orders.items()):
-        x = wide * i + left
-        first = tiles[:busy]
-        of_a, of_b = {m for m, _ in first}, {n for _, n in first}
-        canvas.text(x, 10, title, 13, "start", bold=True)
-        canvas.text(x, 28, f"{len(of_a)} of A + {len(of_b)} of B", 12, "start")
-        canvas.box(x, top, cell * columns, cell * rows, INK, 0.04, INK, radius=0)
-        for n in of_b:
-            canvas.box(x + cell * n, top - 12, cell, 7, ORANGE, 0.7, ORANGE, radius=0)
-        for m in of_a:
-            canvas.box(x - 12, top + cell * m, 7, cell, BLUE, 0.7, BLUE, radius=0)
-        for m, n in first:
-            canvas.box(x + cell * n, top + cell * m, cell, cell, GREEN, 0.45, GREEN, radius=0)
-        says.append(f"{title}: {len(first)} programs need {len(of_a)} rows and {len(of_b)} columns")
-    canvas.text(left, canvas.height - 12, "blue: rows of A, orange: columns of B", 11, "start")
-    canvas.says = "; ".join(says)
-    return canvas.drawing()
 
 
 def programs_on_a_vector(n: int, block: int, note: str = "a mask cuts these off") -> Drawing:
@@ -454,7 +262,7 @@ def online_sum_frames(row: Sequence[float], block: int, first: int = 0) -> Drawi
         frames.append(canvas.drawing())
         top, total = raised, after
     labels = [str(i + 1) for i in range(len(starts))]
-    return steps("Block", frames, labels, first)
+    return slides("Block", frames, labels, first)
 
 
 def row_blocks(rows: int, width: int, rows_of_a_block: int, block: int) -> Drawing:
@@ -530,4 +338,116 @@ def sums_across(blocks: int, programs: int) -> Drawing:
         )
     _cell(canvas, 86, y + 140, 172, 28, "sum of the rows: w′", GREEN, 0.2, 13)
     canvas.height = y + 176
+    return canvas.drawing()
+
+
+def rope_rows(T: int, H: int, half: int, rows: int, block: int) -> Drawing:
+    """RoPE of ``T`` tokens with ``H`` heads of two halves, ``half`` pairs: a program turns ``rows``
+    rows, and its blocks are ``block`` pairs wide. Heads of a token share its angles."""
+    programs = -(-T * H // rows)
+    high, lane, top, left = 17, 14, 44, 118
+    gap = 20
+    second = left + block * lane + gap
+    angle = second + block * lane + gap
+    canvas = Canvas(
+        343, top + high * rows * programs + 30,
+        f"{T} tokens with {H} heads are {T * H} rows, in {programs} programs of {rows} rows. Each "
+        f"loads {block} numbers of either half of a row, of which {block - half} are masked, and "
+        f"{programs * rows - T * H} rows of the last program are masked. "
+        f"{H} rows share the angles of their token",
+    )  # fmt: skip
+    for x, name in ((left, "a"), (second, "b")):
+        canvas.text(x + half * lane / 2, 12, f"half {name}", 12, bold=True)
+        canvas.text(x + half * lane / 2, 29, f"{half} features", 10, opacity=0.8)
+    canvas.text(angle + 18, 12, "angles", 12, bold=True)
+    canvas.text(2, 29, "program", 10, "start", opacity=0.8)
+    for r in range(rows * programs):
+        y, program = top + high * r, r // rows
+        colour = PROGRAMS[program % 2]
+        if r % rows == 0:
+            canvas.line(24, y + 1, 24, y + high * rows - 5, 3, colour)
+            canvas.text(12, y + high * rows / 2, str(program), 14, bold=True)
+        if r < T * H:
+            label = f"token {r // H}, head {r % H}"
+            canvas.text(left - 6, y + 7, label, 10, "end")
+        for x in (left, second):
+            for i in range(block):
+                lane_box(
+                    canvas, x + lane * i, y, lane - 2, high - 4, colour, r < T * H and i < half
+                )
+    for t in range(T):
+        y = top + high * H * t
+        tall = high * H - 5
+        canvas.box(angle, y, 36, tall, GREEN, 0.3, GREEN, radius=3)
+        canvas.text(angle + 18, y + tall / 2, str(t), 12)
+        canvas.line(angle - 5, y, angle - 5, y + tall, 1.2, GREEN)
+    foot = canvas.height - 12
+    canvas.text(left, foot, "✕ masked: neither read nor written", 12, "start")
+    return canvas.drawing()
+
+
+def memory_places(tables: Mapping[str, Sequence[Sequence[int]]]) -> Drawing:
+    """Where in memory each row of a tensor lies, by its head and its token; a table for each
+    layout, by its title."""
+    first = next(iter(tables.values()))
+    H, T = len(first), len(first[0])
+    left, cell, high = 70, min(42.0, 270 / T), 26
+    part = high * H + 62
+    says = []
+    canvas = Canvas(343, part * len(tables), "")
+    for i, (title, places) in enumerate(tables.items()):
+        top = part * i + 40
+        canvas.text(2, top - 28, title, 13, "start", bold=True)
+        canvas.text(left - 8, top - 9, "token", 11, "end", opacity=0.8)
+        for t in range(T):
+            canvas.text(left + cell * (t + 0.5) - 1, top - 9, str(t), 11, opacity=0.8)
+        for h, row in enumerate(places):
+            canvas.text(left - 8, top + high * (h + 0.5) - 1, f"head {h}", 12, "end")
+            for t, place in enumerate(row):
+                x, y = left + cell * t, top + high * h
+                tint = 0.08 + 0.6 * place / (H * T)
+                canvas.box(x, y, cell - 3, high - 3, BLUE, tint, BLUE, radius=2)
+                canvas.text(x + cell / 2 - 1.5, y + high / 2 - 1.5, str(place), 12)
+        says.append(
+            f"{title}: " + "; ".join(f"head {h} {list(row)}" for h, row in enumerate(places))
+        )
+    canvas.says = ". ".join(says)
+    return canvas.drawing()
+
+
+def optimizer_blocks(
+    tensors: Mapping[str, tuple[str, bool]], n: int, block: int, each: str = "weights"
+) -> Drawing:
+    """An optimizer's step in programs of ``block`` of ``n`` numbers: what each reads and writes.
+
+    ``tensors``, by a letter: what it is, and whether it is written.
+    """
+    programs = -(-n // block)
+    left, high, top = 82, 46, 46
+    lane = min(18.0, (290 - left) / (programs * block))
+    canvas = Canvas(
+        343, top + high * len(tensors) + 26,
+        f"{n} {each} in {programs} programs of {block}: each reads its block of "
+        f"{', '.join(tensors)} and writes over its block of "
+        f"{', '.join(name for name, (_, written) in tensors.items() if written)}; "
+        f"{programs * block - n} numbers of the last program are masked",
+    )  # fmt: skip
+    canvas.text(2, 16, "program", 11, "start", opacity=0.8)
+    for program in range(programs):
+        x, colour = left + lane * block * program, PROGRAMS[program % len(PROGRAMS)]
+        canvas.text(x + lane * block / 2 - 2, 16, str(program), 14, bold=True)
+        canvas.line(x + 2, 29, x + lane * block - 6, 29, 3, colour)
+    for i, (name, (what, written)) in enumerate(tensors.items()):
+        y = top + high * i
+        canvas.text(2, y + 8, name, 14, "start", bold=True)
+        canvas.text(2, y + 24, what, 10, "start", opacity=0.85)
+        for k in range(programs * block):
+            gap = -4 if k % block == block - 1 else 0
+            colour = PROGRAMS[k // block % len(PROGRAMS)]
+            lane_box(canvas, left + lane * k + 2 * (gap == 0) - 1, y, lane - 3, 18, colour, k < n)
+        canvas.text(341, y + 2, "read", 11, "end")
+        if written:
+            canvas.text(341, y + 17, "written", 11, "end", bold=True)
+    foot = canvas.height - 12
+    canvas.text(left, foot, "✕ masked: beyond the last weight", 12, "start")
     return canvas.drawing()

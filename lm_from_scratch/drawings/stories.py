@@ -1,10 +1,17 @@
-"""Drawings for the stories of the bug museum: NaN on its way, and work that grows."""
+"""Drawings of the bug museum's stories: NaN on its way, and work that grows."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from lm_from_scratch.instruments.canvas import BLUE, INK, ORANGE, RED, Canvas, Drawing
-from lm_from_scratch.instruments.plot import printable
+from lm_from_scratch.drawings.canvas import (
+    BLUE,
+    INK,
+    ORANGE,
+    RED,
+    Canvas,
+    Drawing,
+    printable,
+)
 
 
 def nan_spreads(

@@ -1,14 +1,22 @@
 """A sheet for drawings of how things work, as SVG and HTML.
 
-Ink is the colour of the text around a drawing, and other colours are those of `plot`, as tints that
-hold on white and on black. A drawing is at most 343 units wide where it can be, so that a phone
-shows it at its natural size.
+Ink is the colour of the text around a drawing. Other colours are those of Okabe and Ito, which
+readers with any colour vision can tell apart, as tints that hold on white and on black. A drawing
+is at most 343 units wide, so that a phone shows it at its natural size.
 """
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from lm_from_scratch.instruments.plot import COLOURS
+#: Blue, orange, green, vermilion, purple, sky blue, yellow, black.
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
+)  # fmt: skip
+
+#: For what is not data: guides and lines that connect, and areas where nothing is.
+GREY, LIGHT_GREY = "#767676", "#E4E4E4"
 
 INK = "currentColor"
 BLUE, ORANGE, GREEN, RED, PURPLE = COLOURS[:5]
@@ -114,3 +122,40 @@ def tint(colour: str, opacity: float) -> str:
     """A colour as "#0072b2" that lets what is behind it through, for a style."""
     r, g, b = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
     return f"rgba({r}, {g}, {b}, {opacity:g})"
+
+
+def printable(piece: str) -> str:
+    """A token as a label: blanks and line ends made visible, undecodable bytes as a box."""
+    return piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\ufffd", "▯")
+
+
+def slides(name: str, frames: Sequence[Drawing], labels: Sequence[str], first: int = 0) -> Drawing:
+    """Frames of which a reader chooses one, by buttons with these ``labels``; ``name`` says what
+    the buttons choose. Frame ``first`` is shown at the beginning. Where styles are removed, all
+    frames are shown, one below another."""
+    key = f"steps-{hashlib.sha256(''.join(f.html for f in frames).encode()).hexdigest()[:8]}"
+    numbers = range(len(frames))
+    chosen = ", ".join(f"#{key}-{i}:checked ~ .frames > :nth-child({i + 1})" for i in numbers)
+    style = (
+        f".{key} {{ max-width: 343px; margin-left: auto; margin-right: auto }} "
+        f".{key} input {{ position: absolute; opacity: 0; pointer-events: none }} "
+        f".{key} label {{ display: inline-block; box-sizing: border-box; min-width: 26px; "
+        f"margin: 0 2px 4px 0; padding: 2px 5px; border: 1px solid currentColor; "
+        f"border-radius: 4px; font-size: 13px; line-height: 20px; text-align: center; "
+        f"cursor: pointer }} "
+        f".{key} input:checked + label {{ background: {BLUE}; color: #fff; font-weight: 600 }} "
+        f".{key} input:focus-visible + label {{ outline: 2px solid {ORANGE} }} "
+        f".{key} .frames > * {{ display: none }} {chosen} {{ display: block }}"
+    )
+    buttons = "".join(
+        f'<input type="radio" name="{key}" id="{key}-{i}"'
+        + (' checked="checked"' if i == first else "")
+        + f'/><label for="{key}-{i}">{escape(label)}</label>'
+        for i, label in zip(numbers, labels, strict=True)
+    )
+    return Drawing(
+        f'<div class="diagram {key}" role="radiogroup" aria-label="{escape(name)}">'
+        f"<style>{style}</style><span>{escape(name)} </span>{buttons}"
+        f'<div class="frames">{"".join(frame.html for frame in frames)}</div></div>',
+        "; ".join(f"{name} {label}: {frame.says}" for label, frame in zip(labels, frames)),
+    )

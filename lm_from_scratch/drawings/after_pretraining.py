@@ -1,12 +1,57 @@
-"""Drawings of rewards: a group of answers to one question, and two answers that are compared."""
+"""Drawings of chapter 10: which tokens count in training, and rewards of answers."""
 
 from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby
 
-from lm_from_scratch.instruments.canvas import BLUE, GREEN, INK, ORANGE, RED, Canvas, Drawing
-from lm_from_scratch.instruments.plot import printable
+from lm_from_scratch.drawings.canvas import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    INK,
+    ORANGE,
+    RED,
+    Canvas,
+    Drawing,
+    printable,
+    tint,
+)
+
+LINE = "3px solid currentColor"
 
 
-def group(
+def learned_parts(pieces: Sequence[str], parts: Sequence[str], counts: Sequence[bool]) -> Drawing:
+    """The pieces of a text, each in the colour of its part, whose names are below. Those that count
+    in training are underlined."""
+    colours = {name: COLOURS[i % 5] for i, name in enumerate(dict.fromkeys(parts))}
+    boxes = [
+        _box(printable(piece), tint(colours[part], 0.25), LINE if counted else "none")
+        for piece, part, counted in zip(pieces, parts, counts, strict=True)
+    ]
+    names = [_box(name, tint(colour, 0.25), "none") for name, colour in colours.items()]
+    names.append(_box("counts in training", "none", LINE))
+    runs = groupby(zip(pieces, parts, counts, strict=True), key=lambda one: one[1:])
+    says = " ".join(
+        f"[{part}{', counts' if counted else ''}] {''.join(one[0] for one in run)!r}"
+        for (part, counted), run in runs
+    )
+    gap = '<span style="display: inline-block; width: 8px"></span>'
+    return Drawing(
+        f'<div class="diagram tokens">{"".join(boxes)}'
+        f'<div style="margin-top: 8px"><small>{gap.join(names)}</small></div></div>',
+        says,
+    )
+
+
+def _box(text: str, colour: str, line: str) -> str:
+    return (
+        f'<span style="display: inline-block; margin: 0 1px 4px 0; padding: 1px 2px; '
+        f"border-radius: 3px; white-space: pre; background: {colour}; border-bottom: {line}"
+        f'">{escape(text)}</span>'
+    )
+
+
+def answer_group(
     question: str,
     answers: Sequence[str],
     rewards: Sequence[float],
@@ -46,7 +91,7 @@ def group(
     return canvas.drawing()
 
 
-def pair(
+def answer_pair(
     question: str, chosen: str, rejected: str, rewards: Mapping[str, tuple[float, float]]
 ) -> Drawing:
     """The rewards of two answers to one ``question``, as bars from 0, under each of several names:

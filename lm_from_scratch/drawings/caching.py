@@ -1,67 +1,22 @@
-"""Drawings of caches: how one fills, what a new token needs of it, where its keys lie, and what
-padded rows hold."""
+"""Drawings of chapter 5: caches that fill, where keys lie, how they are rounded, padded rows."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from lm_from_scratch.instruments.canvas import (
+from lm_from_scratch.drawings.canvas import (
     BLUE,
+    COLOURS,
     GREEN,
+    GREY,
     INK,
     ORANGE,
     RED,
     Canvas,
     Drawing,
+    printable,
+    slides,
+    tint,
 )
-from lm_from_scratch.instruments.plot import GREY, printable
-
-
-def steps(name: str, frames: Sequence[Drawing], labels: Sequence[str], first: int = 0) -> Drawing:
-    """Frames of which a reader chooses one, by buttons with these ``labels``; ``name`` says what
-    the buttons choose. Frame ``first`` is shown at the beginning. Where styles are removed, all
-    frames are shown, one below another."""
-    key = f"steps-{hashlib.sha256(''.join(f.html for f in frames).encode()).hexdigest()[:8]}"
-    numbers = range(len(frames))
-    chosen = ", ".join(f"#{key}-{i}:checked ~ .frames > :nth-child({i + 1})" for i in numbers)
-    style = (
-        f".{key} {{ max-width: 343px; margin-left: auto; margin-right: auto }} "
-        f".{key} input {{ position: absolute; opacity: 0; pointer-events: none }} "
-        f".{key} label {{ display: inline-block; box-sizing: border-box; min-width: 26px; "
-        f"margin: 0 2px 4px 0; padding: 2px 5px; border: 1px solid currentColor; "
-        f"border-radius: 4px; font-size: 13px; line-height: 20px; text-align: center; "
-        f"cursor: pointer }} "
-        f".{key} input:checked + label {{ background: {BLUE}; color: #fff; font-weight: 600 }} "
-        f".{key} input:focus-visible + label {{ outline: 2px solid {ORANGE} }} "
-        f".{key} .frames > * {{ display: none }} {chosen} {{ display: block }}"
-    )
-    buttons = "".join(
-        f'<input type="radio" name="{key}" id="{key}-{i}"'
-        + (' checked="checked"' if i == first else "")
-        + f'/><label for="{key}-{i}">{escape(label)}</label>'
-        for i, label in zip(numbers, labels, strict=True)
-    )
-    return Drawing(
-        f'<div class="diagram {key}" role="radiogroup" aria-label="{escape(name)}">'
-        f"<style>{style}</style><span>{escape(name)} </span>{buttons}"
-        f'<div class="frames">{"".join(frame.html for frame in frames)}</div></div>',
-        "; ".join(f"{name} {label}: {frame.says}" for label, frame in zip(labels, frames)),
-    )
-
-
-def _word(piece: str) -> str:
-    """A token as a label, without the blank before it."""
-    return printable(piece.removeprefix(" ") or piece)
-
-
-def _small_boxes(
-    canvas: Canvas, x: float, y: float, letters: str, colour: str, tint: float
-) -> None:
-    """A box for each of the letters q, k and v, in its own place; a point for no box."""
-    for i, letter in enumerate(letters):
-        if letter != ".":
-            canvas.box(x + 20 * i, y - 8, 17, 16, colour, tint, colour, radius=2)
-            canvas.text(x + 20 * i + 8.5, y, letter, 11)
 
 
 def cache_filling(pieces: Sequence[str], prompt: int, first: int = 3) -> Drawing:
@@ -105,7 +60,17 @@ def cache_filling(pieces: Sequence[str], prompt: int, first: int = 3) -> Drawing
         for left, number in zip(columns.values(), (read, T)):
             canvas.text(left + 52, foot, f"{number} tokens", 14, bold=True)
         frames.append(canvas.drawing())
-    return steps("Round", frames, [str(r) for r in rounds], first - 1)
+    return slides("Round", frames, [str(r) for r in rounds], first - 1)
+
+
+def _small_boxes(
+    canvas: Canvas, x: float, y: float, letters: str, colour: str, tint: float
+) -> None:
+    """A box for each of the letters q, k and v, in its own place; a point for no box."""
+    for i, letter in enumerate(letters):
+        if letter != ".":
+            canvas.box(x + 20 * i, y - 8, 17, 16, colour, tint, colour, radius=2)
+            canvas.text(x + 20 * i + 8.5, y, letter, 11)
 
 
 def one_query(pieces: Sequence[str], weights: Sequence[float]) -> Drawing:
@@ -185,7 +150,7 @@ def slot_steps(pieces: Sequence[str], capacity: int, window: int, first: int = 0
             canvas.text(x + width / 2 - 2, y + 60, f"slot {s}", 10, opacity=0.8)
         canvas.height = 172 + 56 * rows + 14
         frames.append(canvas.drawing())
-    return steps("Token", frames, [str(p) for p in range(len(pieces))], first)
+    return slides("Token", frames, [str(p) for p in range(len(pieces))], first)
 
 
 def _slot(
@@ -303,3 +268,100 @@ def padded_batch(
             canvas.text(x + wide / 2, y + 36, str(real), 12, opacity=faint)
             canvas.text(x + wide / 2, y + 52, f"{place}".replace("-", "−"), 12, opacity=faint)
     return canvas.drawing()
+
+
+def _word(piece: str) -> str:
+    """A token as a label, without the blank before it."""
+    return printable(piece.removeprefix(" ") or piece)
+
+
+def ruler(values: Sequence[float], bits: Sequence[int], shown: Sequence[int] = ()) -> Drawing:
+    """Numbers above a ruler from the smallest to the largest of them, once for each of the ``bits``
+    with 2 to that power marks. An arrow leads from each number to its nearest mark; the ``shown``
+    ones are orange."""
+    left, right, row = 12, 331, 96
+    low, high = min(values), max(values)
+    place = {value: left + (right - left) * (value - low) / (high - low) for value in values}
+    canvas = Canvas(343, row * len(bits), "")
+    says = []
+    for r, b in enumerate(bits):
+        y, step = row * r, (high - low) / (2**b - 1)
+        canvas.text(
+            left, y + 10, f"{b} bits: {2**b} marks, step {step:.2f}", 12, "start", bold=True
+        )
+        canvas.line(left, y + 64, right, y + 64, 1.4)
+        for code in range(2**b):
+            x = left + (right - left) * code / (2**b - 1)
+            canvas.line(x, y + 58, x, y + 70)
+            if b <= 4:
+                canvas.text(x, y + 80, str(code), 11, opacity=0.8)
+        codes = [round((value - low) / step) for value in values]
+        for i, (value, code) in enumerate(zip(values, codes, strict=True)):
+            x, mark = place[value], left + (right - left) * code / (2**b - 1)
+            colour = ORANGE if i in shown else BLUE
+            canvas.line(x, y + 34, mark, y + 56, 1.4, colour, 0.9, arrow=True)
+            canvas.circle(x, y + 30, 4.5, colour, 0.8, colour)
+        says.append(f"{b} bits, step {step:.2f}: codes {codes}")
+    canvas.says = f"{len(values)} numbers from {low:.2f} to {high:.2f}; " + "; ".join(says)
+    return canvas.drawing()
+
+
+def shared_rulers(words: Sequence[str], features: int, group: int) -> Drawing:
+    """Two tables, a row for each of the ``words`` and a column for each of the ``features``; the
+    last word has just arrived. Cells in one box share a ruler: ``group`` features of a token
+    above, ``group`` tokens of a feature below, where cells wait until their group is full."""
+    cell, left = 22, 92
+    full, n = len(words) // group * group, len(words)
+    high = cell * n + 38
+    canvas = Canvas(
+        343, 2 * high + 22,
+        f"Above, each of {n} tokens has rulers of its own, over {group} features; below, each "
+        f"feature has a ruler over {group} tokens, and the last {n - full} tokens have none yet",
+    )  # fmt: skip
+    titles = "A ruler over features of one token", "A ruler over tokens of one feature"
+    for table, title in enumerate(titles):
+        top = table * high + 26
+        canvas.text(4, top - 14, title, 13, "start", bold=True)
+        for t, word in enumerate(words):
+            y = top + cell * (t + 0.5)
+            canvas.text(left - 8, y, printable(word), 12, "end", bold=t == n - 1)
+        canvas.text(left + cell * features + 8, y, "new", 12, "start", bold=True)
+        wide, tall = (group, 1) if table == 0 else (1, group)
+        for t in range(0, n if table == 0 else full, tall):
+            for f in range(0, features, wide):
+                colour = COLOURS[(2 * t + f // wide if table == 0 else f + t // tall) % 5]
+                box = left + cell * f, top + cell * t, cell * wide - 3, cell * tall - 3
+                canvas.box(*box, colour, 0.4)
+        for t in range(full if table else n, n):
+            for f in range(features):
+                canvas.box(left + cell * f, top + cell * t, cell - 3, cell - 3)
+        for t in range(n):
+            for f in range(features):
+                x, y = left + cell * (f + 0.5) - 1.5, top + cell * (t + 0.5) - 1.5
+                canvas.circle(x, y, 2, INK, 0.6, "none")
+    canvas.text(left, 2 * high + 12, "no ruler yet: kept exactly", 11, "start", opacity=0.8)
+    return canvas.drawing()
+
+
+def versions(texts: Mapping[str, Sequence[str]]) -> Drawing:
+    """One text, given by its tokens, in several versions by name. From the first token on that is
+    not that of the first version, a version is marked: tinted and underlined."""
+    first = [*next(iter(texts.values()))]
+    style = f"background: {tint(ORANGE, 0.3)}; border-bottom: 2px solid {ORANGE}"
+    rows, says = [], []
+    for name, pieces in texts.items():
+        n = same_tokens(first, pieces)
+        kept, other = ("".join(part).replace("\n", "↵") for part in (pieces[:n], pieces[n:]))
+        marked = f'<span style="{style}">{escape(other)}</span>' if other else ""
+        rows.append(
+            f'<div style="margin-bottom: 10px"><strong>{escape(name)}</strong><br>'
+            f'<span style="white-space: pre-wrap">{escape(kept)}{marked}</span></div>'
+        )
+        says.append(f"{name}: " + (f"{n} tokens, then {other!r}" if other else repr(kept)))
+    return Drawing(f'<div class="diagram">{"".join(rows)}</div>', "\n".join(says))
+
+
+def same_tokens(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many tokens two texts have in common before they differ."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -1,19 +1,10 @@
-"""Drawings of weights: how they are rounded, who holds them, how they are loaded and adapted."""
+"""Drawings of chapter 8: how weights are rounded, held, loaded and adapted."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from lm_from_scratch.instruments.canvas import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    Canvas,
-    Drawing,
-)
+from lm_from_scratch.drawings.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, RED, Canvas, Drawing
 
 
 def rounding(rows: Mapping[str, tuple[Sequence[float], float, int]]) -> Drawing:
