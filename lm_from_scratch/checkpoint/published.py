@@ -2,7 +2,7 @@
 
 A ``config.json`` holds more than a model computes with: the names of labels, the padding token of a
 classifier, the dropout of a head that is not there, the version of the program that wrote it. It is
-kept beside the model as it was, and written back as it was; only what has changed since is ours.
+handed on beside the model, and written back as it was; only what has changed since is ours.
 So is ``generation_config.json``, which says how a text should be continued and where it ends.
 """
 
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.folders import read_json
@@ -87,17 +85,15 @@ def _check(config: Mapping[str, Any]) -> None:
             require(Share, **{key: config[key]})
 
 
-def published_of(model: nn.Module) -> Published:
-    """What came with the model; nothing for one that was made here."""
-    return getattr(model, "published", None) or Published()
+#: Of a model that was made here.
+NOTHING = Published()
 
 
-def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
+def model_to_dict(model: CausalLM | Classifier, published: Published = NOTHING) -> dict[str, Any]:
     """The contents of the model's ``config.json``: those it came with, and what has changed since.
 
     Its dtype and its quantised weights are not among them.
     """
-    published = published_of(model)
     model_type = published.config.get("model_type")
     config = config_to_dict(model.backbone.config, model_type)
     family = config["architectures"][0].removesuffix("LMHeadModel").removesuffix("ForCausalLM")
@@ -116,27 +112,29 @@ def model_to_dict(model: CausalLM | Classifier) -> dict[str, Any]:
     kind = "Sequence" if isinstance(model, SequenceClassifier) else "Token"
     config["architectures"] = [f"{family}For{kind}Classification"]
     if not was or published.n_labels != model.score.out_features:
-        config["id2label"] = {str(i): label for i, label in enumerate(labels(model))}
-        config["label2id"] = {label: i for i, label in enumerate(labels(model))}
+        config["id2label"] = {str(i): label for i, label in enumerate(labels(model, published))}
+        config["label2id"] = {label: int(i) for i, label in config["id2label"].items()}
     if isinstance(model, TokenClassifier) and (not was or published.dropout != model.dropout.p):
         config["classifier_dropout"] = model.dropout.p
     return config
 
 
-def labels(model: Classifier) -> list[str]:
+def labels(model: Classifier, published: Published = NOTHING) -> list[str]:
     """What the logits of a classifier stand for: the labels of its ``config.json``, or ``LABEL_0``
     and so on."""
-    published, n_labels = published_of(model), model.score.out_features
+    n_labels = model.score.out_features
     if published.n_labels == n_labels:
         return published.labels
     return [f"LABEL_{i}" for i in range(n_labels)]
 
 
-def end_tokens(model: CausalLM, tokenizer: Tokenizer | None = None) -> list[int]:
+def end_tokens(
+    model: CausalLM, tokenizer: Tokenizer | None = None, published: Published = NOTHING
+) -> list[int]:
     """The tokens with which a text of this model ends: those that ``generation_config.json`` names,
     else the config, else the tokenizer. What the vocabulary does not have does not count."""
     for ids in (
-        published_of(model).generation_config.get("eos_token_id"),
+        published.generation_config.get("eos_token_id"),
         model.config.eos_token_id,
         tokenizer.eos_token_id if tokenizer else None,
     ):

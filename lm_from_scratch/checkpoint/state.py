@@ -23,7 +23,9 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.weights import trained, write_config, write_tensors
+from lm_from_scratch.checkpoint.published import NOTHING, Published
+from lm_from_scratch.checkpoint.tensors import write_tensors
+from lm_from_scratch.checkpoint.weights import trained, write_config
 from lm_from_scratch.files import sha256
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import Classifier
@@ -46,6 +48,7 @@ def save_training_state(
     optimizer: AdamW,
     recipe: Mapping[str, Any],
     step: int,
+    published: Published = NOTHING,
 ) -> None:
     """Write ``step-NNNNNNNN`` inside ``folder``: a model folder plus what training needs.
 
@@ -58,7 +61,7 @@ def save_training_state(
     state = optimizer_tensors(model, optimizer)
     with temporary_folder(target) as temporary:
         if is_trained_whole(model):
-            write_config(model, temporary)
+            write_config(model, temporary, published)
             write_tensors(trained(model), temporary)
         else:
             state |= trained(model)

@@ -1,24 +1,20 @@
 """Models as published folders: ``config.json``, the weights, and often ``tokenizer.json``.
 
 :func:`from_pretrained` reads a folder written by ``transformers``, and ``transformers`` reads one
-written by :func:`save_pretrained`. The weights are one or several ``safetensors`` files. No file is
-ever unpickled: a safetensors file is numbers alone, while a pickle can run any program when it is
-opened.
+written by :func:`save_pretrained`. The weights are one or several ``safetensors`` files
+(:mod:`~lm_from_scratch.checkpoint.tensors`).
 
 Everything is checked before the first weight is copied. A quantised weight is stored as the plain
 tensors that it holds, and never becomes a matrix of numbers on its way to the disk or back.
 """
 
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from functools import reduce
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -26,18 +22,24 @@ from lm_from_scratch.checkpoint.experts import stacked, unstacked
 from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
     local_folder,
-    read_json,
     replace_folder,
-    save_file,
     shipped_folder,
     temporary_folder,
     write_json,
 )
 from lm_from_scratch.checkpoint.published import (
+    NOTHING,
     Published,
     model_to_dict,
-    published_of,
     read_published,
+)
+from lm_from_scratch.checkpoint.tensors import (
+    DTYPES,
+    MAX_SHARD_BYTES,
+    PRECISE,
+    read_tensors,
+    to_one_dtype,
+    write_tensors,
 )
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
@@ -55,19 +57,11 @@ AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)
 #: GPT-2's published linear maps are stored as (in, out); ``nn.Linear`` wants (out, in).
 TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 
-#: Constants that old checkpoints carry along: the causal triangle, the rotation's frequencies.
-CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
-
-#: What stays in float32 at least, whatever the dtype of the weights: it moves in small steps.
-PRECISE = re.compile(r"\.e_score_correction_bias$")
-
 #: The number of a layer in the name of a tensor.
 LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d+)\.")
 
 #: Layers for multi-token prediction, where a file has them under a name of their own.
 MTP = re.compile(r"^(model\.)?mtp\.")
-
-MAX_SHARD_BYTES = 5 * 10**9
 
 #: The files that a saved model consists of.
 WRITTEN = "|".join(
@@ -81,7 +75,13 @@ WRITTEN = "|".join(
 #: How a ``config.json`` calls our quantised weights.
 FORMAT = "lm_from_scratch"
 
-DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+
+@dataclass(frozen=True)
+class Checkpoint(Generic[AnyModel]):
+    """What a folder holds: a model, and what its files say besides the weights."""
+
+    model: AnyModel
+    published: Published
 
 
 def from_pretrained(folder: str | Path) -> CausalLM:
@@ -90,21 +90,16 @@ def from_pretrained(folder: str | Path) -> CausalLM:
 
     The model comes back in evaluation mode, in the dtype of the file (of several, in that of its
     ``config.json``, else in the widest), with the quantised weights that :func:`save_pretrained`
-    wrote, and with what else the folder says in ``published``.
+    wrote. :func:`load_checkpoint` returns what else the folder says as well.
 
     Layers for multi-token prediction are left in the file: the model writes without them.
 
     Raises ``ValueError`` for a folder that cannot be read, and names a missing, unexpected or
     wrongly shaped tensor.
     """
-    folder = local_folder(folder)
-    published, config = read_published(folder)
-    if published.architecture.endswith("Classification"):
-        raise ValueError(
-            f"{folder} holds a {published.architecture}: classifier_from_pretrained reads it, and "
-            "the command classify"
-        )
-    return _fill(lambda: build(config), config, folder, published)
+    model = load_checkpoint(folder, "causal_lm").model
+    assert not isinstance(model, Classifier)
+    return model
 
 
 def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | TokenClassifier:
@@ -112,19 +107,41 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
 
     Raises ``ValueError`` for a folder with anything else.
     """
+    model = load_checkpoint(folder, "classifier").model
+    assert isinstance(model, SequenceClassifier | TokenClassifier)
+    return model
+
+
+def load_checkpoint(
+    folder: str | Path, kind: Literal["causal_lm", "classifier"] | None = None
+) -> Checkpoint[Any]:
+    """Read the model of a folder, of either kind or of the one that is asked for, and what else
+    the folder says: the names of labels, where texts end. :func:`save_pretrained` writes both.
+
+    Raises ``ValueError`` as :func:`from_pretrained` does, and for a model of the other kind.
+    """
     folder = local_folder(folder)
     published, config = read_published(folder)
     architecture, n_labels = published.architecture, published.n_labels
-
-    def classifier() -> SequenceClassifier | TokenClassifier:
-        backbone = build(config).backbone
-        if architecture.endswith("ForSequenceClassification"):
-            return SequenceClassifier(backbone, n_labels)
-        return TokenClassifier(backbone, n_labels, published.dropout)
-
-    if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
+    classifies = architecture.endswith("Classification")
+    if classifies and kind == "causal_lm":
+        raise ValueError(
+            f"{folder} holds a {architecture}: classifier_from_pretrained reads it, and "
+            "the command classify"
+        )
+    heads = ("ForSequenceClassification", "ForTokenClassification")
+    if (classifies or kind == "classifier") and not architecture.endswith(heads):
         raise ValueError(f"{folder} holds a {architecture!r}, no classifier")
-    return _fill(classifier, config, folder, published)
+
+    def skeleton() -> CausalLM | Classifier:
+        model = build(config)
+        if not classifies:
+            return model
+        if architecture.endswith("ForSequenceClassification"):
+            return SequenceClassifier(model.backbone, n_labels)
+        return TokenClassifier(model.backbone, n_labels, published.dropout)
+
+    return Checkpoint(_fill(skeleton, config, folder, published), published)
 
 
 def _fill(
@@ -158,7 +175,6 @@ def _fill(
         model, (published.config.get("quantization_config") or {}).get("weight_only") is True
     )
     model.eval()
-    vars(model)["published"] = published
     return model
 
 
@@ -190,14 +206,15 @@ def save_pretrained(
     folder: str | Path,
     tokenizer: Tokenizer | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    published: Published = NOTHING,
 ) -> None:
     """Write the model (and its tokenizer) to a new folder that ``transformers`` can load.
 
     One with quantised weights can be loaded by :func:`from_pretrained` alone; ``transformers``
     refuses it.
 
-    What came with the model (:mod:`~lm_from_scratch.checkpoint.published`) is written back as it
-    was, but for what has changed since.
+    What came with the model, ``published`` of :func:`load_checkpoint`, is written back as it was,
+    but for what has changed since.
 
     A classifier that was made here is written without a ``pad_token_id``, because ours finds
     padding by position. To give ``transformers`` padded rows, set it there, to a token that no text
@@ -212,14 +229,17 @@ def save_pretrained(
     if any(name.endswith(".lora_a") for name, _ in model.named_parameters()):
         raise ValueError("the model has adapters: save_lora writes them, merge_lora_ adds them")
     with temporary_folder(folder) as temporary:
-        write_model(model, temporary, max_shard_bytes)
+        write_model(model, temporary, max_shard_bytes, published)
         if tokenizer is not None:
             tokenizer.save(temporary)
         replace_folder(temporary, folder)
 
 
 def write_model(
-    model: CausalLM | Classifier, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
+    model: CausalLM | Classifier,
+    folder: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    published: Published = NOTHING,
 ) -> None:
     """Write ``config.json`` and the weights into an existing folder.
 
@@ -229,21 +249,23 @@ def write_model(
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
-    write_config(model, folder)
+    write_config(model, folder, published)
     write_tensors(unstacked(plain_tensors(stored(model))), folder, max_shard_bytes)
 
 
-def write_config(model: CausalLM | Classifier, folder: Path) -> None:
+def write_config(
+    model: CausalLM | Classifier, folder: Path, published: Published = NOTHING
+) -> None:
     """Write ``config.json``, and ``generation_config.json`` if the model came with one."""
-    config = model_to_dict(model)
+    config = model_to_dict(model, published)
     config.pop("quantization_config", None)
     if quantized := {n: t for n, t in stored(model).items() if isinstance(t, QuantizedWeight)}:
         config["quantization_config"] = describe(quantized)
     for key in {"dtype", "torch_dtype"} & {*config} or {"dtype"}:
         config[key] = str(next(model.parameters()).dtype).removeprefix("torch.")
     write_json(folder / "config.json", config)
-    if generation_config := published_of(model).generation_config:
-        write_json(folder / "generation_config.json", generation_config)
+    if published.generation_config:
+        write_json(folder / "generation_config.json", published.generation_config)
 
 
 def stored(model: nn.Module, without: Collection[str] = ()) -> dict[str, Tensor]:
@@ -268,37 +290,6 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     return stored(model, without=frozen)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of ``model.safetensors``, or of the shards that its index names; no constants."""
-    index = folder / "model.safetensors.index.json"
-    weight_map: dict[str, str] = {}
-    if (folder / "model.safetensors").is_file():
-        files = ["model.safetensors"]
-    elif index.is_file():
-        weight_map = read_json(index).get("weight_map")  # type: ignore[assignment]
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{index} has no weight_map that says where the tensors are")
-        files = sorted({str(file) for file in weight_map.values()})
-    else:
-        raise ValueError(
-            f"{folder} has neither model.safetensors nor model.safetensors.index.json "
-            "(pickled weights, *.bin, are not read)"
-        )
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        if Path(file).name != file or not os.path.isfile(folder / file):
-            raise ValueError(f"{folder} has no shard {shown(file)}, which its index names")
-        for name, tensor in read_file(folder / file).items():
-            if name in tensors:
-                raise ValueError(f"{folder / file} holds {shown(name)}, as another shard does")
-            if (said := weight_map.get(name, file)) != file:
-                raise ValueError(f"{index} places {shown(name)} in {said}, but {file} holds it")
-            tensors[name] = tensor
-    if missing := [name for name in weight_map if name not in tensors]:
-        raise ValueError(f"{index} names {shown(missing[0])}, which no shard holds")
-    return {name: tensor for name, tensor in tensors.items() if not CONSTANTS.search(name)}
-
-
 def without_mtp(
     tensors: Mapping[str, Tensor], n_layer: int, contents: Mapping[str, Any]
 ) -> dict[str, Tensor]:
@@ -312,36 +303,6 @@ def without_mtp(
         for name, tensor in tensors.items()
         if not MTP.search(name) and not ((found := LAYER.search(name)) and found[1] in beside)
     }
-
-
-def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
-    try:
-        with open(path, "rb"):  # a missing permission is called one
-            pass
-        return load_file(path)
-    except PermissionError:
-        raise
-    except (SafetensorError, OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is damaged or incomplete: {reason}") from error
-
-
-def to_one_dtype(tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Floating-point tensors of several dtypes in one: the one that ``config.json`` names, as
-    ``transformers`` takes it, else the widest. Of one dtype they stay as they are. The correction
-    biases of experts come in float32 at least."""
-    precise = {
-        name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-        for name, tensor in tensors.items()
-        if PRECISE.search(name)
-    }
-    found = {tensor.dtype for name, tensor in tensors.items() if name not in precise}
-    if len(found) < 2 or not found <= DTYPES:
-        return {**tensors, **precise}
-    named = f"torch.{contents.get('dtype') or contents.get('torch_dtype')}"
-    dtype = next((d for d in DTYPES if str(d) == named), reduce(torch.promote_types, found))
-    return {name: precise.get(name, tensor.to(dtype)) for name, tensor in tensors.items()}
 
 
 def check_sizes(config: Config, tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -422,31 +383,6 @@ def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wh
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ValueError(f"{where} does not fit the model: " + "; ".join(problems[:8]) + more)
-
-
-def write_tensors(
-    tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES
-) -> None:
-    """One safetensors file, or several of at most ``max_shard_bytes`` and an index of them."""
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(shard, file))
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    write_json(folder / "model.safetensors.index.json", index)
 
 
 def plain_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lm_from_scratch.checkpoint.published import end_tokens, published_of
+from lm_from_scratch.checkpoint.published import Published, end_tokens
 from lm_from_scratch.commands.options import option
 from lm_from_scratch.commands.prepared import (
     Prepared,
@@ -87,7 +87,7 @@ def check_answers(args: argparse.Namespace) -> None:
 
 def instructions(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
     """A model that learns answers from a file of examples."""
-    tokenizer, model = tokenizer_and_model(out, args, group)
+    tokenizer, model, published = tokenizer_and_model(out, args, group)
 
     def learned(row: Row) -> Answered:
         one = example(tokenizer, row)
@@ -101,17 +101,17 @@ def instructions(out: Path, args: argparse.Namespace, group: Processes) -> Prepa
         batches = AnswerBatches(sides[0], tokenizer, seed=args.seed, **sizes)
         sizes["batch_size"] = min(args.batch_size, len(sides[1]))
         held_out = AnswerBatches(sides[1], tokenizer, **sizes)
-    ending_turns(model, tokenizer, sides[0])
+    published = ending_turns(model, tokenizer, published, sides[0])
     refuse_other_text(out, batches.key)
     said = f"{len(sides[0])} answers to learn from, {len(sides[1])} held out"
     evaluated, ask = list(held_out.each_once()), asking(rows[0])
-    return Prepared(tokenizer, model, batches, evaluated, said, ask=ask)
+    return Prepared(tokenizer, model, published, batches, evaluated, said, ask=ask)
 
 
 def preferences(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
     """A model that learns from pairs of answers; its reference is the model of ``--from``."""
     refuse_auto(args, "--dpo")
-    tokenizer, model = tokenizer_and_model(out, args, group)
+    tokenizer, model, published = tokenizer_and_model(out, args, group)
 
     def learned(row: Row) -> tuple[Answered, Answered]:
         both = pair(tokenizer, row)
@@ -135,14 +135,16 @@ def preferences(out: Path, args: argparse.Namespace, group: Processes) -> Prepar
 
     said = f"{len(sides[0])} pairs to learn from, {len(sides[1])} held out"
     evaluated, ask = list(held_out.each_once()), asking(rows[0])
-    return Prepared(tokenizer, model, batches, evaluated, said, batches.loss, result, ask)
+    return Prepared(
+        tokenizer, model, published, batches, evaluated, said, batches.loss, result, ask
+    )
 
 
 def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
     """A model that learns from the rewards of its own answers."""
     if vars(args).get("kl"):
         refuse_auto(args, "--kl")
-    tokenizer, model = tokenizer_and_model(out, args, group)
+    tokenizer, model, published = tokenizer_and_model(out, args, group)
     asked: list[Question] = []
     held_out: list[Question] = []
     for name in args.grpo:
@@ -157,7 +159,8 @@ def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
                 )
             rows = read_rows(name)
             sides = sides_of(name, rows, args, partial(question_of, tokenizer))
-            ending_turns(model, tokenizer, [example(tokenizer, row) for row in rows])
+            examples = [example(tokenizer, row) for row in rows]
+            published = ending_turns(model, tokenizer, published, examples)
             ask = asking(rows[0])
         asked += sides[0]
         held_out += sides[1]
@@ -170,7 +173,7 @@ def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
         model,
         key,
         args.batch_size,
-        stop_tokens=end_tokens(model, tokenizer),
+        stop_tokens=end_tokens(model, tokenizer, published),
         seed=args.seed,
         dtype=args.dtype,
         **numbers,
@@ -187,7 +190,7 @@ def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
         )
 
     said = f"{len(asked)} questions to learn from, {len(held_out)} held out"
-    return Prepared(tokenizer, model, batches, [], said, batches.loss, result, ask)
+    return Prepared(tokenizer, model, published, batches, [], said, batches.loss, result, ask)
 
 
 def refuse_auto(args: argparse.Namespace, way: str) -> None:
@@ -201,13 +204,13 @@ def refuse_auto(args: argparse.Namespace, way: str) -> None:
 
 def tokenizer_and_model(
     out: Path, args: argparse.Namespace, group: Processes
-) -> tuple[Tokenizer, CausalLM]:
-    """Those of ``--from``."""
+) -> tuple[Tokenizer, CausalLM, Published]:
+    """Those of ``--from``, and what is published with them."""
     with group.first_alone():  # it may have to be fetched
         tokenizer = tokenizer_for(out, args, group, [])
-        model = model_of(args, tokenizer, group)
-    assert not isinstance(model, Classifier)
-    return tokenizer, model
+        checkpoint = model_of(args, tokenizer, group)
+    assert not isinstance(checkpoint.model, Classifier)
+    return tokenizer, checkpoint.model, checkpoint.published
 
 
 def sides_of(
@@ -289,17 +292,19 @@ def is_same(right: str, text: str) -> bool:
     return text.strip() == right.strip()
 
 
-def ending_turns(model: CausalLM, tokenizer: Tokenizer, answers: Sequence[Answered]) -> None:
-    """Note, in the model's ``generation_config.json``, the special tokens with which the answers
-    end, so that texts end there as well."""
+def ending_turns(
+    model: CausalLM, tokenizer: Tokenizer, published: Published, answers: Sequence[Answered]
+) -> Published:
+    """What is published with the model, with the special tokens that end the ``answers`` in its
+    ``generation_config.json``, so that texts end there as well."""
     special = {
         token
-        for token, said in tokenizer.backend.get_added_tokens_decoder().items()
-        if said.special
+        for token, added in tokenizer.backend.get_added_tokens_decoder().items()
+        if added.special
     }
     last = {[i for i, own in zip(a.ids, a.answer, strict=True) if own][-1] for a in answers}
-    ends = end_tokens(model, tokenizer)
+    ends = end_tokens(model, tokenizer, published)
     if more := sorted((last & special) - {*ends}):
-        published = published_of(model)
         generation = {**published.generation_config, "eos_token_id": [*ends, *more]}
-        vars(model)["published"] = replace(published, generation_config=generation)
+        return replace(published, generation_config=generation)
+    return published

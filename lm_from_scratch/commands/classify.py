@@ -8,8 +8,8 @@ import torch
 from tqdm import tqdm
 
 from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.published import labels, published_of
-from lm_from_scratch.checkpoint.weights import classifier_from_pretrained
+from lm_from_scratch.checkpoint.published import labels
+from lm_from_scratch.checkpoint.weights import load_checkpoint
 from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import device_named, lines_of, not_empty
 from lm_from_scratch.commands.speed import MANY, add_layout_options, in_dtype, make_fast, note
@@ -27,14 +27,15 @@ def run(args: argparse.Namespace) -> int:
     if args.file == "-" and sys.stdin is None:
         raise ValueError("--file -: the input is closed")
     folder = local_folder(args.model)
-    model = classifier_from_pretrained(folder).to(device_named(args.device))
+    checkpoint = load_checkpoint(folder, "classifier")
+    model, published = checkpoint.model.to(device_named(args.device)), checkpoint.published
     if not isinstance(model, SequenceClassifier):
         raise ValueError(f"{folder} holds a {type(model).__name__}, which labels tokens, not texts")
     in_dtype(model, args.dtype, MANY)  # about as many as a text has tokens
     layout = make_fast(model, args, MANY)
-    tokenizer, names = tokenizer_of(folder), labels(model)
+    tokenizer, names = tokenizer_of(folder), labels(model, published)
     check_together(tokenizer, model.backbone.config, folder)
-    problem = published_of(model).config.get("problem_type")
+    problem = published.config.get("problem_type")
     without_bar = bool(args.texts) or args.quiet or sys.stdout.isatty() or sys.stderr is None
     texts = tqdm(args.texts or lines_of(args.file), unit="text", disable=without_bar)
     for logits in answers(model, tokenizer, texts):

@@ -14,10 +14,10 @@ from torch import nn
 from tqdm import tqdm
 
 from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.weights import MAX_SHARD_BYTES, save_pretrained
+from lm_from_scratch.checkpoint.tensors import MAX_SHARD_BYTES
+from lm_from_scratch.checkpoint.weights import load_checkpoint, save_pretrained
 from lm_from_scratch.commands.generate import tokenizer_folder
 from lm_from_scratch.commands.options import new_folder, not_empty
-from lm_from_scratch.commands.prepared import read_model
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import files_in, read_bytes, write_bytes
 from lm_from_scratch.weights.quantize import quantized_weights
@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the model to a folder of its own."""
     folder = local_folder(args.model)
     out = new_folder(args.out, folder)
-    model = read_model(folder)
+    checkpoint = load_checkpoint(folder)
+    model = checkpoint.model
     was = dtype_of(model)
     if args.dtype:
         if quantized_weights(model):
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         to_dtype(model, getattr(torch, args.dtype), folder, args.quiet)
     files = files_in(tokenizer_folder(folder))
     tokenizer = Tokenizer.load(files["tokenizer.json"]) if "tokenizer.json" in files else None
-    save_pretrained(model, out, tokenizer, args.max_shard)
+    save_pretrained(model, out, tokenizer, args.max_shard, checkpoint.published)
     if tokenizer is None:  # older files perhaps, vocab.json and merges.txt, which are not read here
         write_bytes(read_bytes(files), out)
     sizes = [file.stat().st_size for file in out.glob("*.safetensors")]

@@ -11,9 +11,9 @@ from typing import Any
 
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.published import end_tokens
+from lm_from_scratch.checkpoint.published import Published, end_tokens
 from lm_from_scratch.checkpoint.state import checkpoints
-from lm_from_scratch.checkpoint.weights import from_pretrained
+from lm_from_scratch.checkpoint.weights import load_checkpoint
 from lm_from_scratch.commands.options import (
     KERNELS_HELP,
     add_fields,
@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     """Load a model and print what it says, as it says it."""
     refuse_beside(args)
     folder = local_folder(args.model)
-    model = from_pretrained(folder).to(device_named(args.device))
+    checkpoint = load_checkpoint(folder, "causal_lm")
+    model = checkpoint.model.to(device_named(args.device))
     texts = list(lines_of(args.prompts)) if args.prompts else []
     rows = len(texts) or args.num_beams or args.num_return_sequences
     rows = min(max(rows, 1), MANY)  # checked later
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         use_kernels(model)
     tokenizer = tokenizer_of(folder)
     check_together(tokenizer, model.config, folder)
-    speaker = Speaker(model, tokenizer, args)
+    speaker = Speaker(model, tokenizer, checkpoint.published, args)
     layout = make_fast(model, args, rows)
     if args.chat:
         chat(speaker, args)
@@ -93,9 +94,15 @@ def beginning(text: str, tokenizer: Tokenizer, start: str) -> list[int]:
 class Speaker:
     """A model and how it speaks: all that does not change from prompt to prompt."""
 
-    def __init__(self, model: CausalLM, tokenizer: Tokenizer, args: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        tokenizer: Tokenizer,
+        published: Published,
+        args: argparse.Namespace,
+    ) -> None:
         self.model, self.tokenizer, self.stop = model, tokenizer, args.stop
-        self.ends = [] if args.ignore_eos else end_tokens(model, tokenizer)
+        self.ends = [] if args.ignore_eos else end_tokens(model, tokenizer, published)
         self.sampler = Sampler(**{**DEFAULTS, **given(args, Sampler)})
         self.rules = [no_repeat_ngram(args.no_repeat_ngram)] if args.no_repeat_ngram else []
 

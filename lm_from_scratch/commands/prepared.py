@@ -16,9 +16,9 @@ import torch
 
 from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.checkpoint.folders import local_folder, read_json
-from lm_from_scratch.checkpoint.published import Published, labels, published_of, read_published
+from lm_from_scratch.checkpoint.published import NOTHING, Published, labels, read_published
 from lm_from_scratch.checkpoint.state import SAID
-from lm_from_scratch.checkpoint.weights import classifier_from_pretrained, from_pretrained
+from lm_from_scratch.checkpoint.weights import Checkpoint, load_checkpoint
 from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import option, use_kernels
 from lm_from_scratch.models.causal_lm import CausalLM, Config, build
@@ -55,6 +55,7 @@ class Prepared:
 
     tokenizer: Tokenizer
     model: CausalLM | SequenceClassifier
+    published: Published  # with the model that it begins from
     batches: Batches
     held_out: Sequence[Batch]
     said: str  # how much text there is
@@ -88,13 +89,6 @@ def config_in(folder: Path) -> Config:
     return read_published(folder)[1]
 
 
-def read_model(folder: Path) -> CausalLM | SequenceClassifier | TokenClassifier:
-    """A model on disk: one that continues texts, or a classifier."""
-    published, _ = read_published(folder)
-    is_classifier = published.architecture.endswith("Classification")
-    return classifier_from_pretrained(folder) if is_classifier else from_pretrained(folder)
-
-
 def continuation(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
     """A model that continues texts."""
     train_documents, held_out_documents = load_split(args.corpus, args.held_out)
@@ -102,7 +96,7 @@ def continuation(out: Path, args: argparse.Namespace, group: Processes) -> Prepa
     with group.first_alone():
         tokenizer = tokenizer_for(out, args, group, [d.text for d in train_documents])
         refuse_other_text(out, text_key(train_documents, tokenizer))
-        model = model_of(args, tokenizer, group)
+        checkpoint = model_of(args, tokenizer, group)
         if group.rank == 0:
             tokenizer.save(out)
         train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
@@ -113,7 +107,7 @@ def continuation(out: Path, args: argparse.Namespace, group: Processes) -> Prepa
         f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
         f"{held_out_file.n_tokens} held out"
     )
-    return Prepared(tokenizer, model, batches, held_out, said)
+    return Prepared(tokenizer, checkpoint.model, checkpoint.published, batches, held_out, said)
 
 
 def classification(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
@@ -122,15 +116,14 @@ def classification(out: Path, args: argparse.Namespace, group: Processes) -> Pre
     sides = split_labelled(rows, args.held_out)
     with group.first_alone():
         tokenizer = tokenizer_for(out, args, group, [row.text for row in sides[0]])
-        model = model_of(args, tokenizer, group, sorted({row.label for row in rows}))
+        checkpoint = model_of(args, tokenizer, group, sorted({row.label for row in rows}))
+        model, names = checkpoint.model, labels(checkpoint.model, checkpoint.published)
         assert isinstance(model, SequenceClassifier)
         sizes = (args.batch_size, args.block_size, args.seed)
         try:
-            batches = LabelledBatches(sides[0], labels(model), tokenizer, *sizes)
+            batches = LabelledBatches(sides[0], names, tokenizer, *sizes)
             rows_at_once = min(args.batch_size, len(sides[1]))
-            held_out = LabelledBatches(
-                sides[1], labels(model), tokenizer, rows_at_once, args.block_size
-            )
+            held_out = LabelledBatches(sides[1], names, tokenizer, rows_at_once, args.block_size)
         except ValueError as error:
             raise ValueError(f"{args.classify}: {error}") from error
         refuse_other_text(out, batches.key)
@@ -140,7 +133,9 @@ def classification(out: Path, args: argparse.Namespace, group: Processes) -> Pre
     evaluated, text = list(held_out.each_once()), sides[1][0].text
     ask = shlex.quote(text if len(text) <= 200 and not text.startswith("-") else "a text")
     result = partial(accuracy, batches=evaluated)
-    return Prepared(tokenizer, model, batches, evaluated, said, result=result, ask=ask)
+    return Prepared(
+        tokenizer, model, checkpoint.published, batches, evaluated, said, result=result, ask=ask
+    )
 
 
 def accuracy(model: SequenceClassifier, batches: Sequence[Batch]) -> str:
@@ -178,38 +173,41 @@ def refuse_other_text(out: Path, key: str) -> None:
 
 def model_of(
     args: argparse.Namespace, tokenizer: Tokenizer, group: Processes, names: Sequence[str] = ()
-) -> CausalLM | SequenceClassifier:
-    """The model of the run, with all that the options put into it; with ``names`` of labels, a
-    classifier."""
+) -> Checkpoint[Any]:
+    """The model of the run, with all that the options put into it, and what is published with it;
+    with ``names`` of labels, a classifier."""
     torch.manual_seed(args.seed)
     source = source_of(args)
+    model: Any
     if source is None:
-        model: Any = build(model_config_of(args, tokenizer))
+        model, published = build(model_config_of(args, tokenizer)), NOTHING
     else:
-        model = model_from(source, args, tokenizer, bool(names))
+        checkpoint = model_from(source, args, tokenizer, bool(names))
+        model, published = checkpoint.model, checkpoint.published
     dropout = getattr(args, "dropout", 0.0)
     if isinstance(model, Qwen2ForCausalLM):
         residual_dropout_(model, dropout)
     if names and not isinstance(model, SequenceClassifier):
-        base = published_of(model).config or config_to_dict(model.config)
+        base = published.config or config_to_dict(model.config)
         model = SequenceClassifier(model.backbone, len(names))
         named = {
             "id2label": {str(i): name for i, name in enumerate(names)},
             "label2id": {name: i for i, name in enumerate(names)},
         }
-        vars(model)["published"] = Published({**base, **named})
+        published = Published({**base, **named})
     if group.parallel is None:  # otherwise each process takes its share there
         model.to(args.device)
     if args.kernels:
         use_kernels(model)
-    return model
+    return Checkpoint(model, published)
 
 
 def model_from(
     source: Path, args: argparse.Namespace, tokenizer: Tokenizer, classify: bool
-) -> CausalLM | SequenceClassifier:
+) -> Checkpoint[Any]:
     """The model in a folder, in float32, with the dropout that is asked for."""
-    model: Any = read_model(source)
+    checkpoint = load_checkpoint(source)
+    model = checkpoint.model
     config = model.backbone.config
     if isinstance(model, TokenClassifier) or (
         isinstance(model, SequenceClassifier) and not classify
@@ -218,7 +216,7 @@ def model_from(
             f"{source} holds a {type(model).__name__}: --classify goes on with one that labels "
             "texts, and without it a model of texts is needed"
         )
-    problem = published_of(model).config.get("problem_type")
+    problem = checkpoint.published.config.get("problem_type")
     if classify and problem not in (None, "single_label_classification"):
         raise ValueError(f"{source} is for {problem}; --classify gives every text one label")
     if quantized_weights(model):
@@ -235,9 +233,8 @@ def model_from(
         if isinstance(model, SequenceClassifier):
             new = SequenceClassifier(new.backbone, model.score.out_features)
         new.load_state_dict(model.state_dict())
-        vars(new)["published"] = published_of(model)
         model = new
-    return model.float()
+    return Checkpoint(model.float(), checkpoint.published)
 
 
 def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:

@@ -6,7 +6,7 @@ import shlex
 import torch
 
 from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.weights import from_pretrained, plain_tensors, save_pretrained
+from lm_from_scratch.checkpoint.weights import load_checkpoint, plain_tensors, save_pretrained
 from lm_from_scratch.commands.generate import tokenizer_of
 from lm_from_scratch.commands.options import new_folder, not_empty, positive
 from lm_from_scratch.models.causal_lm import CausalLM
@@ -19,12 +19,13 @@ def run(args: argparse.Namespace) -> int:
     """Write a model with weights of 8 or 4 bits to a folder of its own."""
     folder = local_folder(args.model)
     out = new_folder(args.out, folder)
-    model, tokenizer = from_pretrained(folder), tokenizer_of(folder)
+    checkpoint, tokenizer = load_checkpoint(folder, "causal_lm"), tokenizer_of(folder)
+    model = checkpoint.model
     before = sum(p.nbytes for p in model.parameters())
     was = str(model.head_weight.dtype).removeprefix("torch.")
     model.to(getattr(torch, args.dtype))
     quantize_(model, args.bits, args.group_size, weight_only=args.weight_only)
-    save_pretrained(model, out, tokenizer)
+    save_pretrained(model, out, tokenizer, published=checkpoint.published)
     after = sum(t.nbytes for t in plain_tensors(dict(model.named_parameters())).values())
     print(f"{before} bytes of weights before, in {was}; {after} after: {after / before:.0%}")
     print(f"products: {products_of(model)}")

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lm_from_scratch.checkpoint.folders import read_json, write_json
-from lm_from_scratch.checkpoint.published import published_of
-from lm_from_scratch.checkpoint.weights import save_pretrained
+from lm_from_scratch.checkpoint.weights import load_checkpoint, save_pretrained
 from lm_from_scratch.commands.answers import (
     NUMBERS,
     check_answers,
@@ -38,7 +38,6 @@ from lm_from_scratch.commands.prepared import (
     classification,
     config_in,
     continuation,
-    read_model,
     refuse_sizes,
     source_of,
 )
@@ -201,7 +200,8 @@ def train_in(
     run = train(model, batches, config, ready.held_out, group, ready.loss)
     if library == "onednn" and isinstance(run.optimizer, GaLore):
         run.optimizer.matmul = onednn_matmul
-    steps = saved(run, out, args.checkpoint_every, group.save_training_state)
+    save = partial(group.save_training_state, published=ready.published)
+    steps = saved(run, out, args.checkpoint_every, save)
     if group.rank == 0:
         sizes = asdict(model.backbone.config)
         arguments = {**arguments, "dtype": dtype, "library": library}
@@ -224,11 +224,10 @@ def train_in(
         print(f"stopped after step {stop.step}; the same command goes on from there")
         return 128 + stop.signal
     if group.rank == 0:
-        trained = read_model(out / f"step-{config.steps:08}")
-        vars(trained)["published"] = published_of(model)  # what else its folder said
+        trained = load_checkpoint(out / f"step-{config.steps:08}").model
         if ready.result:
             print(ready.result(trained))
-        save_pretrained(trained, out / "model", ready.tokenizer)
+        save_pretrained(trained, out / "model", ready.tokenizer, published=ready.published)
     print(f"model written to {out / 'model'}")
     model_folder = shlex.quote(str(out / "model"))
     command = "classify" if "classify" in args else "generate"

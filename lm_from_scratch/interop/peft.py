@@ -14,7 +14,7 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.weights import read_file
+from lm_from_scratch.checkpoint.tensors import read_file
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.weights.lora import adapters, add_lora_, backbone_linears

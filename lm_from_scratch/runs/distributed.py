@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.folders import temporary_folder, temporary_path
+from lm_from_scratch.checkpoint.published import NOTHING, Published
 from lm_from_scratch.checkpoint.state import (
     checkpoint_folder,
     finish_checkpoint,
@@ -168,12 +169,13 @@ class Processes(Alone):
         optimizer: AdamW,
         recipe: Mapping[str, Any],
         step: int,
+        published: Published = NOTHING,
     ) -> None:
         """:func:`~lm_from_scratch.checkpoint.state.save_training_state`, called by all processes:
         each writes its share, into a folder that all of them see. Nothing is written when one of
         them has failed."""
         if self.parallel is None:
-            return save_training_state(folder, model, optimizer, recipe, step)
+            return save_training_state(folder, model, optimizer, recipe, step, published)
         if not self.joined:
             return
         target = checkpoint_folder(folder, step)
@@ -184,7 +186,7 @@ class Processes(Alone):
             write_shares(optimizer_tensors(model, optimizer), temporary)
             if self.rank == 0:
                 if is_trained_whole(model):
-                    write_config(model, temporary)
+                    write_config(model, temporary, published)
                 finish_checkpoint(temporary, target, recipe, step)
         self.meet()
 

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import enlarge_, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.checkpoint.configs import config_from_dict
-from lm_from_scratch.checkpoint.published import end_tokens, labels, published_of
+from lm_from_scratch.checkpoint.published import end_tokens, labels
 from lm_from_scratch.checkpoint.weights import (
     classifier_from_pretrained,
     from_pretrained,
+    load_checkpoint,
     save_pretrained,
 )
 from lm_from_scratch.layers.activation import ACTIVATIONS
@@ -89,7 +90,7 @@ def read(folder: Path, file: str = "config.json") -> dict[str, Any]:
 
 def comes_back(model: Any, folder: Path, again: Path) -> None:
     """What is read and written again says the same, key for key."""
-    save_pretrained(model, again)
+    save_pretrained(model, again, published=load_checkpoint(folder).published)
     assert read(again) == read(folder)
     generation = "generation_config.json"
     assert (again / generation).exists() == (folder / generation).exists()
@@ -188,8 +189,9 @@ def test_P4_a_classifier_keeps_its_labels_and_its_padding(
         settings["classifier_dropout"] = 0.3
     head = f"For{kind}Classification"
     theirs = made(tmp_path / "theirs", family, head, **settings)
-    ours = classifier_from_pretrained(tmp_path / "theirs")
-    assert labels(ours) == list(names.values())
+    checkpoint = load_checkpoint(tmp_path / "theirs")
+    ours = checkpoint.model
+    assert labels(ours, checkpoint.published) == list(names.values())
     torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=5e-5, rtol=0)
     comes_back(ours, tmp_path / "theirs", tmp_path / "ours")
     again = getattr(transformers, family + head).from_pretrained(tmp_path / "ours").eval()
@@ -200,18 +202,19 @@ def test_P4_a_classifier_keeps_its_labels_and_its_padding(
 
 def test_P4_what_changed_since_is_written(tmp_path: Path) -> None:
     made(tmp_path / "m", "Qwen2", "ForTokenClassification", id2label={0: "a", 1: "b"}, author="me")
-    backbone = classifier_from_pretrained(tmp_path / "m").backbone
+    checkpoint = load_checkpoint(tmp_path / "m")
+    backbone, published = checkpoint.model.backbone, checkpoint.published
     for ours in (TokenClassifier(backbone, 3, 0.2), SequenceClassifier(backbone, 3)):
-        ours.published = published_of(classifier_from_pretrained(tmp_path / "m"))
-        save_pretrained(ours, tmp_path / "again")
+        save_pretrained(ours, tmp_path / "again", published=published)
         contents = read(tmp_path / "again")
         assert contents["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
         assert contents["author"] == "me"
-        assert labels(classifier_from_pretrained(tmp_path / "again")) == labels(ours)
+        again = load_checkpoint(tmp_path / "again")
+        assert labels(again.model, again.published) == labels(ours, published)
         assert contents["architectures"] == [f"Qwen2For{type(ours).__name__[:-10]}Classification"]
     assert read(tmp_path / "m")["architectures"] == ["Qwen2ForTokenClassification"]
     half = classifier_from_pretrained(tmp_path / "m").half()
-    save_pretrained(half, tmp_path / "half")
+    save_pretrained(half, tmp_path / "half", published=published)
     assert read(tmp_path / "half") == read(tmp_path / "m") | {"dtype": "float16"}
 
 
@@ -221,8 +224,8 @@ def test_a_number_of_labels_without_names(tmp_path: Path) -> None:
     contents = read(tmp_path / "m")
     del contents["id2label"], contents["label2id"]
     (tmp_path / "m" / "config.json").write_text(json.dumps({**contents, "num_labels": 5}))
-    again = classifier_from_pretrained(tmp_path / "m")
-    assert labels(again) == [f"LABEL_{i}" for i in range(5)] == labels(ours)
+    again = load_checkpoint(tmp_path / "m")
+    assert labels(again.model, again.published) == labels(ours) == [f"LABEL_{i}" for i in range(5)]
 
 
 OLD = {  # as transformers 4.42 wrote it, for these sizes
@@ -258,7 +261,8 @@ def test_a_folder_of_transformers_4_42(changes: dict[str, Any], tmp_path: Path) 
     bound = 5e-5 if dtype == torch.float32 else 1.0
     torch.testing.assert_close(ours(IDX), theirs(IDX).logits, atol=bound, rtol=0)
     comes_back(ours, tmp_path / "m", tmp_path / "again")
-    save_pretrained(ours.double(), tmp_path / "double")
+    published = load_checkpoint(tmp_path / "m").published
+    save_pretrained(ours.double(), tmp_path / "double", published=published)
     assert read(tmp_path / "double") == contents | {"torch_dtype": "float64"}
 
 
@@ -375,9 +379,10 @@ def test_P1_the_checkpoint_says_where_a_text_ends(
     edit(tmp_path / "m", eos_token_id=config)
     if generation is not None:
         edit(tmp_path / "m", "generation_config.json", **generation)
-    model, tokenizer = from_pretrained(tmp_path / "m"), Tokenizer.train(["some text"], 257)
-    assert tokenizer.eos_token_id == 0 and end_tokens(model, tokenizer) == want
-    assert end_tokens(model) == [n for n in want if n]
+    checkpoint, tokenizer = load_checkpoint(tmp_path / "m"), Tokenizer.train(["some text"], 257)
+    model, published = checkpoint.model, checkpoint.published
+    assert tokenizer.eos_token_id == 0 and end_tokens(model, tokenizer, published) == want
+    assert end_tokens(model, published=published) == [n for n in want if n]
 
 
 def test_P1_a_model_that_was_made_here() -> None:

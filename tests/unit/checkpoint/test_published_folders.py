@@ -15,8 +15,7 @@ from tiny_models import token_ids
 
 from lm_from_scratch.checkpoint.published import end_tokens
 from lm_from_scratch.checkpoint.weights import (
-    classifier_from_pretrained,
-    from_pretrained,
+    load_checkpoint,
     save_pretrained,
 )
 from lm_from_scratch.generation.generate import complete, generate
@@ -91,7 +90,9 @@ def test_a_published_folder_makes_the_whole_journey(name: str, tmp_path: Path) -
     kind = getattr(transformers, f"{odd.family}{HEADS[odd.family]}")
     their_tokenizer = publish(odd, tmp_path / "theirs")
     theirs = kind.from_pretrained(tmp_path / "theirs").eval()
-    ours, tokenizer = from_pretrained(tmp_path / "theirs"), Tokenizer.load(tmp_path / "theirs")
+    checkpoint = load_checkpoint(tmp_path / "theirs")
+    ours, published = checkpoint.model, checkpoint.published
+    tokenizer = Tokenizer.load(tmp_path / "theirs")
 
     # The same tokens, up to the same end.
     prompt = token_ids(1, 6, high=290)
@@ -102,7 +103,7 @@ def test_a_published_folder_makes_the_whole_journey(name: str, tmp_path: Path) -
         want = theirs.generate(
             start, attention_mask=whole, max_new_tokens=40, do_sample=False, pad_token_id=0
         )
-        ends = end_tokens(ours)
+        ends = end_tokens(ours, published=published)
         [got] = complete(generate(ours, start, 40, Sampler(temperature=0.0), ends))
         assert got == want[0, start.shape[1] :].tolist()
         assert tokenizer.decode(got) == their_tokenizer.decode(
@@ -117,7 +118,8 @@ def test_a_published_folder_makes_the_whole_journey(name: str, tmp_path: Path) -
     optimizer = AdamW(ours.train().parameters(), lr=1e-3)
     causal_lm_loss(ours(prompt), prompt).backward()
     optimizer.step()
-    save_pretrained(ours.eval(), tmp_path / "ours", tokenizer, 20_000 if odd.shards else 10**9)
+    shard = 20_000 if odd.shards else 10**9
+    save_pretrained(ours.eval(), tmp_path / "ours", tokenizer, shard, published)
     for file in sorted((tmp_path / "theirs").glob("*.json")):
         if "safetensors" not in file.name:
             assert read(tmp_path / "ours", file.name) == json.loads(file.read_text()), file.name
@@ -141,11 +143,12 @@ def test_a_published_classifier_makes_it_too(family: str, tmp_path: Path) -> Non
     )  # fmt: skip
     head = "ForSequenceClassification"
     made(tmp_path / "theirs", family, head, **settings)
-    ours, idx = classifier_from_pretrained(tmp_path / "theirs"), token_ids(2, 8)
+    checkpoint, idx = load_checkpoint(tmp_path / "theirs"), token_ids(2, 8)
+    ours = checkpoint.model
     optimizer = AdamW(ours.train().parameters(), lr=1e-3)
     torch.nn.functional.cross_entropy(ours(idx), torch.tensor([0, 2])).backward()
     optimizer.step()
-    save_pretrained(ours.eval(), tmp_path / "ours")
+    save_pretrained(ours.eval(), tmp_path / "ours", published=checkpoint.published)
     assert read(tmp_path / "ours") == read(tmp_path / "theirs")
     again = getattr(transformers, family + head).from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
