@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, tiny_qwen2, token_ids
 from torch import nn
 
-from lm_from_scratch.checkpoint import state, weights
+from lm_from_scratch.checkpoint import state, tensors
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.dialects import DIALECTS
 from lm_from_scratch.checkpoint.state import (
@@ -236,7 +236,7 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(weights, "save_file", fail)
+    monkeypatch.setattr(tensors, "save_file", fail)
     with pytest.raises(OSError, match="no space"):
         save_pretrained(tiny_gpt2(seed=1), tmp_path / "m")
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before

@@ -8,7 +8,7 @@ from mtp_layers import theirs
 from safetensors.torch import load_file, save_file
 from tiny_models import token_ids
 
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained, load_checkpoint, save_pretrained
 
 EXTRA = ["enorm.weight", "hnorm.weight", "eh_proj.weight", "self_attn.q_proj.weight"]
 
@@ -40,9 +40,10 @@ N = theirs("qwen3", 1).config.num_hidden_layers
 )
 def test_layers_beside_the_model_are_passed_over(tmp_path, prefix, config) -> None:
     twin, idx = folder_with(tmp_path, prefix, **config), token_ids(1, 6)
-    model = from_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    model = checkpoint.model
     torch.testing.assert_close(model(idx), twin(idx).logits, atol=5e-5, rtol=0)
-    save_pretrained(model, tmp_path / "again")
+    save_pretrained(model, tmp_path / "again", published=checkpoint.published)
     written = json.loads((tmp_path / "again" / "config.json").read_text())
     assert not any(written[key] for key in config) and written.keys() >= config.keys()
     assert torch.equal(from_pretrained(tmp_path / "again")(idx), model(idx))
