@@ -1,9 +1,10 @@
 """Layers for multi-token prediction with weights that show bugs, ours and those of transformers."""
 
-import random
 from typing import Any
 
+import model_families
 import torch
+from model_families import drawn
 from tiny_models import ROPES, enlarge_
 
 from lm_from_scratch.generation.generate import complete, generate
@@ -12,56 +13,18 @@ from lm_from_scratch.models.mtp import MTP
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.training.mtp_loss import mtp_losses
 
-#: The sizes of families with experts; DeepSeek-V3's cache holds a latent, too.
-EXPERTS: dict[str, dict[str, Any]] = {
-    "qwen3_moe": dict(num_experts=6, moe_intermediate_size=12, norm_topk_prob=True, head_dim=8),
-    "deepseek_v3": dict(
-        n_routed_experts=6, moe_intermediate_size=12, n_group=2, topk_group=1, n_shared_experts=1,
-        kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4,
-        v_head_dim=7, head_dim=4,
-    ),
-}  # fmt: skip
-
 
 def theirs(family: str, seed: int) -> Any:
-    """A small random model of that family made by transformers, of drawn sizes."""
-    from transformers import AutoConfig
-    from transformers import AutoModelForCausalLM as HFModel
-
-    draw = random.Random(f"{family} {seed} mtp")
-    n_kv_head, shared = draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
-    n_layer = draw.choice([1, 2, 3])
-    config: dict[str, Any] = dict(
-        vocab_size=97,
-        hidden_size=n_kv_head * shared * draw.choice([4, 6, 8]),
-        intermediate_size=draw.choice([20, 33, 56]),
-        num_hidden_layers=n_layer,
-        num_attention_heads=n_kv_head * shared,
-        num_key_value_heads=n_kv_head,
-        max_position_embeddings=128,
-        rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-2]),
-        rope_parameters=draw.choice([rope for rope in ROPES if rope["rope_type"] != "dynamic"]),
-        tie_word_embeddings=draw.choice([False, True]),
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    if family == "qwen3":
-        config["head_dim"] = draw.choice([4, 10, 16])
-    if family == "qwen3" and draw.choice([False, True]):
-        config |= dict(use_sliding_window=True, sliding_window=draw.choice([3, 6]))
-        kinds = "full_attention", "sliding_attention"
-        config["layer_types"] = [draw.choice(kinds) for _ in range(n_layer)]
-    if family in EXPERTS:
-        config |= EXPERTS[family] | dict(num_experts_per_tok=draw.choice([1, 2, 3]))
+    """A small random model of that family made by transformers: its last layer, which the others
+    copy, has experts, and its rotation does not depend on the length of a text."""
+    config, changes = drawn(family, seed), {}
+    if config["rope_parameters"]["rope_type"] == "dynamic":
+        changes["rope_parameters"] = ROPES[0]
+    if family == "qwen3_moe":
+        changes |= dict(decoder_sparse_step=1, mlp_only_layers=None)
     if family == "deepseek_v3":
-        config |= dict(num_key_value_heads=n_kv_head * shared, q_lora_rank=draw.choice([None, 9]))
-        config["first_k_dense_replace"] = min(1, n_layer - 1)  # the last layer has experts
-    made = AutoConfig.for_model(family, **config)
-    made._attn_implementation = made._experts_implementation = "eager"
-    model = HFModel.from_config(made).eval()
-    enlarge_(model, seed)
-    return model
+        changes["first_k_dense_replace"] = min(1, config["num_hidden_layers"] - 1)
+    return model_families.theirs(family, seed, **changes)
 
 
 def enlarged(model: Qwen2ForCausalLM, n_depth: int = 2, seed: int = 7) -> MTP:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -175,3 +176,22 @@ def chat_folder(folder: Path, seed: int = 0, std: float = 0.1, **changes: object
 def token_ids(*shape: int, seed: int = 1, low: int = 3, high: int = 97) -> torch.Tensor:
     """Random ids of the tiny vocabularies, none of them padding or an end (0 to 2)."""
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+#: Which of 8 columns are real: every row of every batch has another length.
+PADDINGS = {
+    "none": [[1] * 8, [1] * 8],
+    "left": [[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8],
+    "right": [[1, 1, 1, 1, 1, 0, 0, 0], [1] * 8],
+    "both": [[0, 0, 1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0]],
+    "inside": [[1, 1, 0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 1, 1, 1, 1]],
+}
+
+
+def padded_ids(
+    mask: list[list[int]], fill: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids with ``fill`` as padding, their positions, and which are real."""
+    real = torch.tensor(mask)
+    idx = token_ids(*real.shape).masked_fill(real == 0, fill)
+    return idx, positions_from_mask(real), real == 1

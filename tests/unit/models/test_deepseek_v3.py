@@ -1,25 +1,21 @@
-"""DeepSeek-V3 against transformers, on tiny random models of drawn sizes with large weights; and
-what its latent is in every kind of cache."""
+"""What DeepSeek-V3 has of its own: the latent in every kind of cache, and where it is absorbed.
+That it computes what transformers does: tests/parity."""
 
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from caches import in_chunks
+from model_families import drawn, enlarge_biases_
 from safetensors.torch import load_file, save_file
 from tiny_models import (
     DEEPSEEK_V3,
-    ROPES,
-    enlarge_,
     hf_twin,
     ours_from_hf,
     tiny_deepseek_v3,
     token_ids,
 )
 
-from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
@@ -36,89 +32,8 @@ from lm_from_scratch.layers.linear import plain_matrix
 from lm_from_scratch.layers.rope_scaling import YaRNScaling
 from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM, sharpness
-from lm_from_scratch.text.batches import padded_batch
-from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.weights.lora import add_lora_
 from lm_from_scratch.weights.quantize import quantize_
-
-YARN = ROPES[4]
-#: Those of Qwen2, and YaRN as DeepSeek has it.
-OWN_ROPES = [
-    *ROPES,
-    {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
-    {**YARN, "mscale": 0.707, "mscale_all_dim": 0.5},
-    {**YARN, "mscale_all_dim": 2.0},
-    {**YARN, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
-]
-
-
-def drawn(seed: int) -> dict[str, Any]:
-    """A config in the words of transformers: no two sizes alike, by chance."""
-    draw = random.Random(f"deepseek_v3 {seed}")
-    heads, n_layer = draw.choice([1, 2, 3, 4]), draw.choice([1, 2, 3])
-    experts = random.Random(f"experts {seed}")
-    n_group, size = experts.choice([1, 2, 4]), experts.choice([2, 3, 5])
-    topk_group = experts.randint(1, n_group)
-    return dict(
-        vocab_size=97,
-        hidden_size=draw.choice([20, 31, 48]),
-        intermediate_size=draw.choice([20, 33, 56]),
-        num_hidden_layers=n_layer,
-        first_k_dense_replace=draw.choice([0, 0, 1]),
-        n_routed_experts=n_group * size,
-        n_shared_experts=experts.choice([1, 2]),
-        num_experts_per_tok=experts.randint(1, topk_group * size),
-        moe_intermediate_size=experts.choice([5, 9, 12]),
-        n_group=n_group,
-        topk_group=topk_group,
-        norm_topk_prob=experts.choice([False, True]),
-        routed_scaling_factor=experts.choice([1.0, 2.5]),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        q_lora_rank=draw.choice([None, 9, 14]),
-        kv_lora_rank=draw.choice([3, 8, 16, 24]),
-        qk_nope_head_dim=draw.choice([5, 8, 12]),
-        qk_rope_head_dim=draw.choice([4, 6, 8]),
-        v_head_dim=draw.choice([5, 7, 12]),
-        rope_interleave=draw.choice([False, True, True]),
-        max_position_embeddings=draw.choice([64, 128]),
-        rms_norm_eps=draw.choice([1e-6, 1e-2]),
-        rope_parameters=draw.choice(OWN_ROPES),
-        tie_word_embeddings=draw.choice([False, False, True]),
-        hidden_act=draw.choice(["silu", "silu", "gelu"]),
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-
-
-def theirs(seed: int = 0, **changes: Any) -> Any:
-    from transformers import AutoConfig
-    from transformers import AutoModelForCausalLM as HFModel
-
-    config = AutoConfig.for_model("deepseek_v3", **drawn(seed) | changes)
-    config._attn_implementation = "eager"
-    config._experts_implementation = "eager"  # the grouped one needs rows of whole 16 bytes
-    model = HFModel.from_config(config).eval()
-    enlarge_(model, seed)
-    enlarge_biases_(model, seed)
-    return model
-
-
-def enlarge_biases_(model: torch.nn.Module, seed: int = 0) -> list[torch.Tensor]:
-    """Correction biases large enough to change which experts are chosen."""
-    biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
-    for layer, bias in enumerate(biases):
-        bias.copy_(torch.randn(len(bias), generator=torch.Generator().manual_seed(seed + layer)))
-        bias.mul_(0.3)
-    return biases
-
-
-def twin_of(model: DeepseekV3ForCausalLM) -> Any:
-    twin = hf_twin(model)
-    twin.config._experts_implementation = "eager"
-    return twin
 
 
 def forms(model: DeepseekV3ForCausalLM, T: int, S: int) -> bool:
@@ -127,7 +42,7 @@ def forms(model: DeepseekV3ForCausalLM, T: int, S: int) -> bool:
 
 def test_the_drawn_configs_reach_both_forms_everywhere() -> None:
     """A prompt expanded and, for narrow latents, absorbed; one token absorbed."""
-    models = [build(config_from_dict({"model_type": "deepseek_v3", **drawn(s)})) for s in range(25)]
+    models = [build(config_from_dict(drawn("deepseek_v3", seed))) for seed in range(25)]
     assert {forms(model, 12, 12) for model in models} == {True, False}
     assert {forms(model, 1, 12) for model in models} == {True}
     assert {forms(model, 1, 1) for model in models} == {True, False}
@@ -137,90 +52,6 @@ def test_the_drawn_configs_reach_both_forms_everywhere() -> None:
     routers = [m for model in models for m in model.modules() if isinstance(m, SigmoidRouter)]
     grouped = [m for m in routers if m.top_group < m.n_group]
     assert {m.normalize for m in routers} == {True, False} and len(grouped) > 5
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_a_published_folder_computes_what_transformers_does(seed: int) -> None:
-    twin = theirs(seed)
-    model = ours_from_hf(twin)
-    assert type(model) is DeepseekV3ForCausalLM
-    idx = token_ids(2, 12, seed=seed)
-    want = twin(idx, labels=idx).logits
-    torch.testing.assert_close(model(idx), want, atol=5e-5, rtol=0)
-    with torch.no_grad():
-        fed = in_chunks(idx, [5, 1, 1, 3, 2], model=model)
-    torch.testing.assert_close(fed, want, atol=5e-5, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_padded_rows_have_the_loss_and_gradients_of_transformers(seed: int) -> None:
-    twin = theirs(seed)
-    model = ours_from_hf(twin)
-    rows = [token_ids(9, seed=seed).tolist(), token_ids(5, seed=seed + 1).tolist()]
-    batch = padded_batch(rows, 0, "left")
-    labels = batch.idx.masked_fill(batch.positions <= 0, IGNORE)
-    want = twin(
-        batch.idx,
-        attention_mask=(batch.positions >= 0).long(),
-        position_ids=batch.positions.clamp(min=0),
-        labels=labels,
-    )
-    want.loss.backward()
-    loss = causal_lm_loss(model(batch.idx, positions=batch.positions), batch.targets)
-    loss.backward()
-    torch.testing.assert_close(loss, want.loss, atol=1e-5, rtol=0)
-    gradients = {name: p.grad for name, p in twin.named_parameters()}
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name], atol=2e-4, rtol=2e-4, msg=name)
-    with torch.no_grad():
-        alone = model(torch.tensor([rows[1]]))[0]
-        fed = in_chunks(batch.idx, [4, 3, 1, 1], batch.positions, model=model)
-        packed = model(
-            torch.tensor([rows[0] + rows[1]]),
-            positions=torch.tensor([[*range(9), *range(5)]]),
-            documents=torch.tensor([[0] * 9 + [1] * 5]),
-        )
-    torch.testing.assert_close(fed[1, 4:], alone, atol=5e-5, rtol=0)
-    torch.testing.assert_close(packed[0, 9:], alone, atol=5e-5, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_folder_comes_back_as_the_model_that_it_was(seed: int, tmp_path) -> None:
-    model = ours_from_hf(theirs(seed))
-    idx = token_ids(1, 12)
-    twin = twin_of(model)
-    assert twin.config.model_type == "deepseek_v3"
-    torch.testing.assert_close(twin(idx).logits, model(idx), atol=5e-5, rtol=0)
-    save_pretrained(model, tmp_path / "again")
-    again = from_pretrained(tmp_path / "again")
-    assert again.config == model.config
-    assert torch.equal(again(idx), model(idx))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"q_lora_rank": None, "rope_interleave": False},
-        {"first_k_dense_replace": 1, "n_shared_experts": 2},
-    ],
-)
-def test_a_model_made_here_is_read_by_transformers(changes) -> None:
-    model = tiny_deepseek_v3(**changes)
-    assert len(enlarge_biases_(model)) == (2 if "first_k_dense_replace" in changes else 0)
-    twin, idx = twin_of(model), token_ids(2, 9)
-    torch.testing.assert_close(twin(idx).logits, model(idx), atol=5e-5, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-@torch.no_grad()
-def test_every_kind_of_attention_and_greedy_text(kind: str) -> None:
-    model = tiny_deepseek_v3(first_k_dense_replace=1)
-    twin, idx = twin_of(model), token_ids(1, 6)
-    use_attention_(model, kind)
-    torch.testing.assert_close(model(idx), twin(idx).logits, atol=5e-5, rtol=0)
-    want = twin.generate(idx, max_new_tokens=9, do_sample=False, eos_token_id=None)
-    assert complete(generate(model, idx, 9, GREEDY)) == want[:, 6:].tolist()
 
 
 @torch.no_grad()
@@ -361,7 +192,8 @@ def test_the_published_size() -> None:
     """671 billion parameters, of which a token meets 37, without the layer that drafts; of the
     embedding it meets one row."""
     with torch.device("meta"):
-        model = build(DeepseekV3Config())
+        model = build(config_from_dict({"model_type": "deepseek_v3"}))
+    assert model.config == DeepseekV3Config()
     total, active = sum(p.numel() for p in model.parameters()), active_parameters(model)
     active -= model.model.embed_tokens.weight.numel()
     assert (round(total / 1e9), round(active / 1e9)) == (671, 37)
@@ -397,19 +229,6 @@ def test_options_that_are_not_here_are_refused_by_name() -> None:
         config_from_dict({"model_type": "deepseek_v3", "rope_parameters": linear})
     with pytest.raises(ValueError, match=r"windows=.* cannot be those of a deepseek_v3"):
         config_to_dict(DeepseekV3Config(sliding_window=8, max_window_layers=0))
-
-
-def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
-    from transformers import AutoConfig
-
-    ours = config_from_dict({"model_type": "deepseek_v3"})
-    defaults, written = AutoConfig.for_model("deepseek_v3"), config_to_dict(ours, "deepseek_v3")
-    assert ours == DeepseekV3Config()
-    skipped = {"architectures", "rope_parameters", "rope_scaling"}
-    for key in {*written} & {*defaults.to_dict()} - skipped:
-        assert getattr(defaults, key) == written[key], key
-    assert written.keys() >= {"kv_lora_rank", "qk_rope_head_dim", "first_k_dense_replace"}
-    assert written.keys() >= {"n_routed_experts", "topk_group", "moe_intermediate_size"}
 
 
 @torch.no_grad()

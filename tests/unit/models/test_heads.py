@@ -1,16 +1,15 @@
-"""heads.py: the last real token under any padding, and the losses, against transformers."""
+"""heads.py: the last real token under any padding, and the losses. That classifiers compute
+what those of transformers do: tests/parity."""
 
-import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import TINY, enlarge_, tiny_gpt2, token_ids
+from tiny_models import PADDINGS, TINY, enlarge_, padded_ids, tiny_gpt2, token_ids
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2Model
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier, last_token
@@ -22,18 +21,8 @@ from lm_from_scratch.training.classification_loss import (
     token_classification_loss,
 )
 
-PAD = 0
 KINDS = ("gpt2", "qwen2")
 CLOSE = dict(rtol=0.0, atol=5e-5)
-
-#: Which of 8 columns are real: every row of every batch has another length.
-PADDINGS = {
-    "none": [[1] * 8, [1] * 8],
-    "left": [[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8],
-    "right": [[1, 1, 1, 1, 1, 0, 0, 0], [1] * 8],
-    "both": [[0, 0, 1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0]],
-    "inside": [[1, 1, 0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 1, 1, 1, 1]],
-}
 
 
 def large_(model: nn.Module) -> nn.Module:
@@ -61,179 +50,6 @@ def classifier(kind: str, n_labels: int = 3) -> SequenceClassifier:
     return large_(SequenceClassifier(backbone(kind), n_labels))
 
 
-def hf_classifier(kind: str, task: str = "Sequence", n_labels: int = 3) -> nn.Module:
-    """The model of transformers, with large weights."""
-    import transformers
-
-    special = dict(pad_token_id=PAD, bos_token_id=2, eos_token_id=2, num_labels=n_labels)
-    if kind == "gpt2":
-        sizes = {**TINY, "n_positions": TINY["block_size"]}
-        config = transformers.GPT2Config(**{**sizes, **special})
-        return large_(transformers.GPT2ForSequenceClassification(config))
-    config = transformers.Qwen2Config(
-        vocab_size=97, hidden_size=48, intermediate_size=112, num_hidden_layers=3,
-        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=64, rope_theta=1e4,
-        **special,
-    )  # fmt: skip
-    return large_(getattr(transformers, f"Qwen2For{task}Classification")(config))
-
-
-def ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of transformers in our layout: GPT-2 stores its linear maps transposed."""
-    conv = re.compile(r"transformer.*\.(c_attn|c_proj|c_fc)\.weight$")
-    return {name: t.T if conv.search(name) else t for name, t in tensors.items()}
-
-
-def twin(hf: nn.Module, kind: str, task: str = "Sequence") -> SequenceClassifier | TokenClassifier:
-    """Our classifier with the weights of ``hf``; every name has to agree."""
-    head = {"Sequence": SequenceClassifier, "Token": TokenClassifier}[task]
-    model = head(backbone(kind), hf.config.num_labels)
-    model.load_state_dict(ours(hf.state_dict()), strict=True)
-    return model.eval()
-
-
-def batch(mask: list[list[int]], fill: int = PAD) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids with ``fill`` as padding, their positions, and the mask."""
-    attention_mask = torch.tensor(mask)
-    idx = token_ids(*attention_mask.shape).masked_fill(attention_mask == 0, fill)
-    return idx, positions_from_mask(attention_mask), attention_mask
-
-
-def run_hf(hf: nn.Module, idx: Tensor, positions: Tensor, mask: Tensor, **more: Tensor) -> object:
-    return hf(idx, attention_mask=mask, position_ids=positions.clamp(min=0), **more)
-
-
-def same_gradients(model: nn.Module, hf: nn.Module) -> None:
-    want = ours({name: p.grad for name, p in hf.named_parameters()})
-    got = {name: p.grad for name, p in model.named_parameters()}
-    assert got.keys() == want.keys()
-    for name, gradient in want.items():
-        scale = gradient.abs().max().item()
-        torch.testing.assert_close(got[name], gradient, rtol=0.0, atol=1e-4 * max(scale, 0.01))
-
-
-# ------------------------------------------------------------------------ against transformers
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("padding", ["none", "left", "right", "both", "inside"])
-def test_sequence_logits_equal_transformers(kind: str, padding: str) -> None:
-    hf = hf_classifier(kind)
-    idx, positions, mask = batch(PADDINGS[padding])
-    got = twin(hf, kind)(idx, positions=positions)
-    torch.testing.assert_close(got, run_hf(hf, idx, positions, mask).logits, **CLOSE)
-
-
-@pytest.mark.parametrize("padding", ["none", "left", "right", "both", "inside"])
-def test_token_logits_equal_transformers(padding: str) -> None:
-    hf = hf_classifier("qwen2", "Token")
-    idx, positions, mask = batch(PADDINGS[padding])
-    got = twin(hf, "qwen2", "Token")(idx, positions=positions)
-    want = run_hf(hf, idx, positions, mask).logits
-    real = mask == 1
-    torch.testing.assert_close(got[real], want[real], **CLOSE)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("n_labels", "labels"),
-    [
-        (1, torch.tensor([0.5, -2.0])),
-        (1, torch.tensor([[0.5], [-2.0]])),
-        (3, torch.tensor([2, 0])),
-        (3, torch.tensor([1, 2], dtype=torch.int32)),
-        (3, torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.25, 1.0]])),
-    ],
-)
-def test_sequence_losses_and_gradients_equal_transformers(
-    kind: str, n_labels: int, labels: Tensor
-) -> None:
-    hf = hf_classifier(kind, n_labels=n_labels)
-    model = twin(hf, kind)
-    idx, positions, mask = batch(PADDINGS["both"])
-    wide = labels.long() if labels.dtype == torch.int32 else labels  # int32 fails in their loss
-    want = run_hf(hf, idx, positions, mask, labels=wide).loss
-    got = classification_loss(model(idx, positions=positions), labels)
-    want.backward()
-    got.backward()
-    torch.testing.assert_close(got, want, **CLOSE)
-    same_gradients(model, hf)
-
-
-def test_regression_of_several_values_equals_transformers() -> None:
-    hf = hf_classifier("qwen2")
-    hf.config.problem_type = "regression"
-    idx, positions, mask = batch(PADDINGS["left"])
-    values = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]])
-    want = run_hf(hf, idx, positions, mask, labels=values).loss
-    got = classification_loss(twin(hf, "qwen2")(idx, positions=positions), values, "regression")
-    torch.testing.assert_close(got, want, **CLOSE)
-
-
-def test_token_loss_and_gradients_equal_transformers_with_padding_labelled_minus_100() -> None:
-    hf = hf_classifier("qwen2", "Token")
-    hf.eval()
-    model = twin(hf, "qwen2", "Token")
-    idx, positions, mask = batch(PADDINGS["inside"])
-    labels = token_ids(*idx.shape, low=0, high=3)
-    theirs = labels.masked_fill(mask == 0, IGNORE)
-    want = run_hf(hf, idx, positions, mask, labels=theirs).loss
-    got = token_classification_loss(model(idx, positions=positions), labels, positions=positions)
-    want.backward()
-    got.backward()
-    torch.testing.assert_close(got, want, **CLOSE)
-    same_gradients(model, hf)
-
-
-# --------------------------------------------------------- where transformers does it otherwise
-
-
-def test_difference_the_padding_token_may_be_part_of_the_text() -> None:
-    """GPT-2 is usually padded with its end-of-text token, which also ends a text."""
-    hf = hf_classifier("qwen2")
-    model = twin(hf, "qwen2")
-    idx, positions, mask = batch(PADDINGS["right"])
-    idx[:, 4] = PAD  # the last real token of row 0; row 1 goes on
-    got, want = model(idx, positions=positions), run_hf(hf, idx, positions, mask).logits
-    alone = model(idx[:1, :5])
-    torch.testing.assert_close(got[:1], alone, **CLOSE)
-    torch.testing.assert_close(got[1], want[1], **CLOSE)
-    assert (got[0] - want[0]).abs().max() > 0.5  # transformers read column 3
-
-
-def test_difference_a_row_that_is_all_padding() -> None:
-    """Both take column 0. What stands there is attention over nothing: 0 here and in SDPA, the mean
-    of the padding in transformers' eager attention. Nothing is NaN, and no other row is touched."""
-    hf = hf_classifier("qwen2")
-    model = twin(hf, "qwen2")
-    idx, positions, mask = batch([[0] * 8, PADDINGS["left"][0]])
-    got = model(idx, positions=positions)
-    torch.testing.assert_close(got, run_hf(hf, idx, positions, mask).logits, **CLOSE)
-    column_0 = model.score(model.backbone(idx, positions=positions)[0, 0])
-    torch.testing.assert_close(got[0], column_0, **CLOSE)
-    hf.set_attn_implementation("eager")
-    eager = run_hf(hf, idx, positions, mask).logits
-    torch.testing.assert_close(got[1], eager[1], **CLOSE)
-    assert (got[0] - eager[0]).abs().max() > 0.5
-
-
-def test_difference_padding_has_no_label() -> None:
-    hf = hf_classifier("qwen2", "Token")
-    model = twin(hf, "qwen2", "Token")
-    idx, positions, mask = batch(PADDINGS["both"])
-    labels = token_ids(*idx.shape, low=0, high=3)
-    want = run_hf(hf, idx, positions, mask, labels=labels).loss
-    logits = model(idx, positions=positions)
-    real = mask == 1
-    by_hand = nn.functional.cross_entropy(logits[real], labels[real])
-    torch.testing.assert_close(
-        token_classification_loss(logits, labels, positions=positions), by_hand
-    )
-    assert (by_hand - want).abs() > 0.05  # transformers count every labelled token
-    odd = labels.masked_fill(~real, 77)  # what a padding token is labelled is never looked at
-    torch.testing.assert_close(token_classification_loss(logits, odd, positions=positions), by_hand)
-
-
 # ------------------------------------------------------------------------------ laws of padding
 
 
@@ -247,10 +63,10 @@ def some_mask() -> st.SearchStrategy[list[list[int]]]:
 @given(mask=some_mask())
 def test_a_padded_row_is_classified_as_it_is_alone(kind: str, mask: list[list[int]]) -> None:
     model = classifier(kind)
-    idx, positions, attention_mask = batch(mask)
+    idx, positions, real = padded_ids(mask)
     got = model(idx, positions=positions)
-    for row, real in enumerate(attention_mask == 1):
-        alone = model(idx[row][real][None])
+    for row in range(3):
+        alone = model(idx[row][real[row]][None])
         torch.testing.assert_close(got[row : row + 1], alone, **CLOSE)
 
 
@@ -261,12 +77,11 @@ def test_what_the_padding_holds_changes_nothing(
 ) -> None:
     model = classifier(kind)
     tokens = large_(TokenClassifier(backbone(kind), 4))
-    idx, positions, attention_mask = batch(mask)
-    other = batch(mask, fill)[0]
+    idx, positions, real = padded_ids(mask)
+    other = padded_ids(mask, fill)[0]
     torch.testing.assert_close(
         model(idx, positions=positions), model(other, positions=positions), **CLOSE
     )
-    real = attention_mask == 1
     torch.testing.assert_close(
         tokens(idx, positions=positions)[real], tokens(other, positions=positions)[real], **CLOSE
     )
@@ -310,11 +125,11 @@ def test_packed_documents_are_labelled_as_they_are_alone(kind: str) -> None:
 def test_Q17_the_last_token_is_not_the_one_before_the_first_padding_id() -> None:
     def historic(idx: Tensor) -> list[int]:
         """(first padding id - 1) modulo length."""
-        return (((idx == PAD).int().argmax(dim=1) - 1) % idx.shape[1]).tolist()
+        return (((idx == 0).int().argmax(dim=1) - 1) % idx.shape[1]).tolist()
 
-    inside, _, _ = batch([[1] * 8])
-    inside[0, 3] = PAD  # a token of the text that happens to be the padding token
-    both, positions, _ = batch([[0, 0, 1, 1, 1, 1, 0, 0]])
+    inside, _, _ = padded_ids([[1] * 8])
+    inside[0, 3] = 0  # a token of the text that happens to be the padding token
+    both, positions, _ = padded_ids([[0, 0, 1, 1, 1, 1, 0, 0]])
     assert historic(inside) == [2]
     assert historic(both) == [7]  # a padding token
     columns = torch.arange(8.0).view(1, 8, 1)
@@ -324,7 +139,7 @@ def test_Q17_the_last_token_is_not_the_one_before_the_first_padding_id() -> None
 
 def test_Q18_embeddings_are_pooled_like_ids() -> None:
     model = classifier("qwen2")
-    idx, positions, _ = batch(PADDINGS["right"])
+    idx, positions, _ = padded_ids(PADDINGS["right"])
     embeddings = model.backbone.embed_tokens(idx)
     x = model.backbone(embeddings, positions=positions)
     torch.testing.assert_close(
@@ -332,22 +147,6 @@ def test_Q18_embeddings_are_pooled_like_ids() -> None:
     )
     historic = model.score(x[:, -1])
     assert (historic[0] - model(idx, positions=positions)[0]).abs().max() > 1.0
-
-
-def test_Q19_one_batch_does_not_decide_for_the_next() -> None:
-    hf = hf_classifier("qwen2")
-    model = twin(hf, "qwen2")
-    idx, positions, mask = batch(PADDINGS["left"])
-    classes, marks = torch.tensor([2, 0]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    run_hf(hf, idx, positions, mask, labels=classes)
-    assert hf.config.problem_type == "single_label_classification"  # written by the first batch
-    with pytest.raises(ValueError, match="batch_size"):
-        run_hf(hf, idx, positions, mask, labels=marks)
-    logits = model(idx, positions=positions)
-    fresh = classification_loss(logits, marks)
-    classification_loss(logits, classes)
-    assert classification_loss(logits, marks) == fresh
-    torch.testing.assert_close(fresh, nn.functional.binary_cross_entropy_with_logits(logits, marks))
 
 
 @pytest.mark.parametrize(
@@ -360,17 +159,10 @@ def test_Q20_whole_numbers_of_any_dtype_are_classes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(classification_loss(logits, labels.to(dtype)), want)
 
 
-def test_Q20_transformers_takes_int8_for_marks() -> None:
-    hf = hf_classifier("qwen2")
-    labels = torch.tensor([2, 0], dtype=torch.int8)
-    with pytest.raises(ValueError, match="Target size"):
-        run_hf(hf, *batch(PADDINGS["none"]), labels=labels)
-
-
 def test_Q21_the_hidden_states_of_a_token_classifier_are_at_hand() -> None:
     """The historic result was a tuple cut at a fixed place, and the states fell off."""
     model = large_(TokenClassifier(backbone("qwen2"), 3))
-    idx, positions, _ = batch(PADDINGS["left"])
+    idx, positions, _ = padded_ids(PADDINGS["left"])
     x = model.backbone(idx, positions=positions)
     assert x.shape == (2, 8, 48)
     torch.testing.assert_close(model.classify(x), model(idx, positions=positions))
@@ -385,7 +177,7 @@ def test_only_the_head_is_trained_when_the_backbone_is_frozen(kind: str) -> None
     model.backbone.requires_grad_(False)
     before = {name: p.clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    idx, positions, _ = batch(PADDINGS["both"])
+    idx, positions, _ = padded_ids(PADDINGS["both"])
     labels = torch.tensor([2, 0])
     losses = []
     for _ in range(20):
@@ -428,7 +220,7 @@ def test_the_head_starts_small_and_where_the_backbone_is(
 @pytest.mark.parametrize("kind", KINDS)
 def test_G30_no_label_gives_zero_loss_and_zero_gradient(kind: str) -> None:
     model = classifier(kind)
-    idx, positions, _ = batch(PADDINGS["left"])
+    idx, positions, _ = padded_ids(PADDINGS["left"])
     nothing = torch.full((2,), IGNORE)
     loss = classification_loss(model(idx, positions=positions), nothing)
     loss.backward()

@@ -5,12 +5,14 @@ import copy
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from model_families import in_float64, near, several_seeds
 from mtp_layers import enlarged, of_transformers, theirs
 from tiny_models import ours_from_hf, tiny_gpt2, tiny_qwen2, token_ids
 
@@ -34,64 +36,67 @@ LAYERS = {name: enlarged(model, 3).double() for name, model in MODELS.items()}
 # ------------------------------------------------------------------------------------ transformers
 
 
-@pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_depth_computes_what_transformers_does(family: str, seed: int) -> None:
-    """Read at once, and in pieces after a cache."""
+def both(family: str, seed: int, n_depth: int) -> tuple[Any, MTP, Any, Any]:
+    """Ours and its layers, theirs and its layers, in float64."""
+    with in_float64():
+        twin = theirs(family, seed)
+        model = ours_from_hf(twin)
+        mtp = enlarged(model, n_depth, seed)
+        twin_layers = of_transformers(twin, mtp)
+        return model.double(), mtp.double(), twin.double(), twin_layers.double()
+
+
+def twin_states(twin: Any, layers: Any, idx: torch.Tensor, n_depth: int) -> list[torch.Tensor]:
+    """What each depth of transformers computes. Those have no caches but their own."""
     from transformers.cache_utils import MtpCache
 
-    twin = theirs(family, seed)
-    model = ours_from_hf(twin)
-    mtp = enlarged(model, n_depth=random.Random(seed).choice([1, 2, 3]), seed=seed)
-    made = of_transformers(twin, mtp)
-    idx = token_ids(1, 12, seed=seed)
-    with torch.no_grad():
-        h = model.model(idx)
-        hidden = twin.model(idx).last_hidden_state
-        places = torch.arange(12)[None]
+    with in_float64():
         cache = MtpCache(config=twin.config.get_mtp_config())
-        states = mtp(model, h, idx)
-        fed = h
-        for depth, mine in enumerate(states, 1):
+        states = [twin.model(idx).last_hidden_state]
+        for depth in range(1, n_depth + 1):
             known = F.pad(idx[:, depth:], (0, depth))
-            want = made.forward_layer(depth - 1, hidden, places + depth, cache, input_ids=known)
-            torch.testing.assert_close(mine, want, atol=5e-5, rtol=0)
-            logits = model.project(mine, model.head_weight)
-            torch.testing.assert_close(logits, made._project_to_logits(want), atol=2e-4, rtol=1e-5)
-            own = cache_for([mtp.window])
-            pieces = zip(fed.split([5, 1, 6], 1), known.split([5, 1, 6], 1), strict=True)
-            fed = torch.cat([mtp.step(model, depth, h, x, cache=own) for h, x in pieces], dim=1)
-            torch.testing.assert_close(fed, want, atol=5e-5, rtol=0)
-            hidden = want
+            places = torch.arange(idx.shape[1])[None] + depth
+            states.append(
+                layers.forward_layer(depth - 1, states[-1], places, cache, input_ids=known)
+            )
+    return states[1:]
+
+
+@pytest.mark.parametrize("seed", several_seeds(25))
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_every_depth_computes_what_transformers_does(family: str, seed: int) -> None:
+    """Read at once, and in pieces after a cache."""
+    n_depth = random.Random(seed).choice([1, 2, 3])
+    model, mtp, twin, layers = both(family, seed, n_depth)
+    idx = token_ids(1, 12, seed=seed)
+    fed = h = model.model(idx)
+    states, want = mtp(model, h, idx), twin_states(twin, layers, idx, n_depth)
+    for depth in range(1, n_depth + 1):
+        near(states[depth - 1], want[depth - 1])
+        logits = model.project(states[depth - 1], model.head_weight)
+        near(logits, layers._project_to_logits(want[depth - 1]))
+        own, known = cache_for([mtp.window]), F.pad(idx[:, depth:], (0, depth))
+        pieces = zip(fed.split([5, 1, 6], 1), known.split([5, 1, 6], 1), strict=True)
+        fed = torch.cat([mtp.step(model, depth, h, x, cache=own) for h, x in pieces], dim=1)
+        near(fed, want[depth - 1])
 
 
 @pytest.mark.parametrize("seed", range(25, 31))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_of_transformers(family: str, seed: int) -> None:
-    from transformers.cache_utils import MtpCache
-
-    twin = theirs(family, seed)
-    model = ours_from_hf(twin)
-    mtp = enlarged(model, seed=seed)
-    made = of_transformers(twin, mtp)
+    model, mtp, twin, layers = both(family, seed, 2)
     idx = token_ids(1, 10, seed=seed)
     sum(mtp_losses(model, mtp, model.model(idx), idx)).backward()
-    hidden, total = twin.model(idx).last_hidden_state, 0.0
-    for depth in (1, 2):
-        known = F.pad(idx[:, depth:], (0, depth))
-        hidden = made.forward_layer(
-            depth - 1, hidden, torch.arange(10)[None] + depth,
-            MtpCache(config=twin.config.get_mtp_config()), input_ids=known,
-        )  # fmt: skip
-        logits = made._project_to_logits(hidden)[:, : -depth - 1]
+    total = 0.0
+    for depth, hidden in enumerate(twin_states(twin, layers, idx, 2), 1):
+        logits = layers._project_to_logits(hidden)[:, : -depth - 1]
         total = total + F.cross_entropy(logits[0], idx[0, depth + 1 :])
     total.backward()
-    named = dict(made.named_parameters())
-    for name, p in mtp.named_parameters():
-        torch.testing.assert_close(p.grad, named[name].grad, atol=1e-4, rtol=1e-3, msg=name)
-    named = dict(twin.named_parameters())
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, named[name].grad, atol=1e-4, rtol=1e-3, msg=name)
+    for ours, them in ((mtp, layers), (model, twin)):
+        named = dict(them.named_parameters())
+        for name, p in ours.named_parameters():
+            near(p.grad, named[name].grad, name)
 
 
 # ------------------------------------------------------------------------------------- the formula

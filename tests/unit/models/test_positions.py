@@ -1,33 +1,17 @@
-"""Which features and which layers turn: SmolLM3, partial RoPE and a theta for each kind of layer,
-each against whole models of transformers, on tiny random models of drawn sizes with large weights.
+"""Which features and which layers turn: SmolLM3, partial RoPE and a theta for each kind of layer.
+Whole models of them are compared with transformers in tests/parity."""
 
-SmolLM3 is read from published folders. For the others transformers has models whose rest is ours: a
-GLM-4.5 of dense layers is Qwen2 with partial RoPE, and a Mellum 2 of dense layers is Qwen3 with a
-theta for each kind of layer. Their weights load by name.
-"""
-
-import random
 from typing import Any
 
 import pytest
 import torch
-from caches import in_chunks
-from test_families import drawn as drawn_numbers
-from tiny_models import ROPES, enlarge_, hf_twin, ours_from_hf, token_ids
-from torch import Tensor, nn
+from model_families import FAMILIES, theirs, with_partial_rope_
+from tiny_models import ROPES, enlarge_, token_ids
 
-from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import NO_CACHE, Cache
-from lm_from_scratch.cache.paged import BlockPool, PagedCache
-from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.generation.generate import complete, generate
-from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.kernels.model import use_kernels_
-from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.rope import (
     RotaryEmbedding,
     apply_partial_rope,
@@ -35,231 +19,22 @@ from lm_from_scratch.layers.rope import (
     unrotated,
 )
 from lm_from_scratch.models.causal_lm import build
-from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.models.qwen3 import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
-from lm_from_scratch.models.smollm3 import SmolLM3Config, SmolLM3ForCausalLM
-from lm_from_scratch.text.batches import padded_batch
-from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.training.loss import causal_lm_loss
-
-# The three families
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
+from lm_from_scratch.models.smollm3 import SmolLM3Config
 
 
-class TwoThetasModel(Qwen3Model):
-    """Qwen3 with a rotation for each kind of layer."""
-
-    rotary_embs: dict[str, RotaryEmbedding]
-
-    def forward(
-        self,
-        idx: Tensor,
-        *,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        cache: Cache = NO_CACHE,
-    ) -> Tensor:
-        x = embedded(idx, self.embed_tokens)
-        seen = cache.see(x, positions, documents, self.config.windows)
-        rotations = {
-            kind: rotary(seen[0].query_positions, x.dtype)
-            for kind, rotary in self.rotary_embs.items()
-        }
-        for layer, block in enumerate(self.layers):
-            kind = self.config.layer_types[layer]
-            x = block(x, rotations[kind], seen[layer], cache[layer])
-        return self.norm(x)
-
-
-class TwoThetas(Qwen3ForCausalLM):
-    backbone_class = TwoThetasModel
-
-
-def drawn(family: str, seed: int) -> dict[str, Any]:
-    """A config in the words of transformers, whose heads are wide enough for a part to be pairs."""
-    draw = random.Random(f"positions {family} {seed}")
-    config = drawn_numbers("qwen3" if family == "mellum" else "llama", seed)
-    config |= dict(num_hidden_layers=draw.choice([2, 3, 4]), head_dim=draw.choice([16, 24]))
-    n_layer = config["num_hidden_layers"]
-    if family == "smollm3":
-        if draw.choice([False, True]):
-            config["no_rope_layers"] = [draw.choice([0, 1]) for _ in range(n_layer)]
-        else:
-            config["no_rope_layer_interval"] = draw.choice([1, 2, 3, 4])
-    if family == "glm4_moe":
-        config |= dict(first_k_dense_replace=n_layer, attention_bias=True, num_mtp_layers=0)
-        factor = draw.choice([0.25, 0.5, 0.75, 1.0])
-        config["rope_parameters"] = config["rope_parameters"] | {"partial_rotary_factor": factor}
-    if family == "mellum":
-        kinds = [FULL, SLIDING]
-        del config["rope_parameters"]
-        config.pop("use_sliding_window", None)
-        config |= dict(
-            layer_types=draw.sample(kinds * n_layer, n_layer),
-            mlp_layer_types=["dense"] * n_layer,
-            sliding_window=draw.choice([3, 6]),
-            rope_parameters={
-                kind: {"rope_type": "default", "rope_theta": theta}
-                for kind, theta in zip(kinds, draw.choice([(1e6, 1e4), (5e5, 100.0), (50.0, 1e6)]))
-            },
-        )
-    return config
-
-
-def theirs(family: str, seed: int = 0, **changes: Any) -> nn.Module:
-    from transformers import AutoConfig
-    from transformers import AutoModelForCausalLM as HFModel
-
-    config = AutoConfig.for_model(family, **drawn(family, seed) | changes)
-    config._attn_implementation = "eager"
-    model = HFModel.from_config(config).eval()
-    enlarge_(model, seed)
-    return model
-
-
-def with_partial_rope_(model: Qwen2ForCausalLM, factor: float) -> Qwen2ForCausalLM:
-    """The first int(factor * D) features of each head turn."""
-    rotary = model.model.rotary_emb
-    width = int(model.config.head_dim * factor)
-    model.model.rotary_emb = RotaryEmbedding(width, rotary.theta, rotary.scaling)
-    for block in model.model.layers:
-        block.self_attn.rotate = apply_partial_rope
-    return model
-
-
-def numbers(c: Any) -> dict[str, Any]:
-    """The numbers of a config of transformers that do not concern positions, in our words."""
-    return dict(
-        vocab_size=c.vocab_size,
-        block_size=c.max_position_embeddings,
-        n_layer=c.num_hidden_layers,
-        n_head=c.num_attention_heads,
-        n_kv_head=c.num_key_value_heads,
-        n_embd=c.hidden_size,
-        head_dim=c.head_dim,
-        intermediate_size=c.intermediate_size,
-        activation=c.hidden_act,
-        rms_norm_eps=c.rms_norm_eps,
-        tie_word_embeddings=c.tie_word_embeddings,
-        eos_token_id=2,
-    )
-
-
-def ours(twin: nn.Module) -> Qwen2ForCausalLM:
-    """The same model of this package, with its weights."""
-    c: Any = twin.config
-    if c.model_type == "smollm3":
-        return ours_from_hf(twin)
-    if c.model_type == "glm4_moe":
-        rope = dict(c.rope_parameters)
-        factor = rope.pop("partial_rotary_factor")
-        theta, scaling = scaling_from_dict(rope, c.max_position_embeddings)
-        config = Qwen2Config(**numbers(c), rope_theta=theta, rope_scaling=scaling)
-        model = with_partial_rope_(Qwen2ForCausalLM(config), factor)
-    else:
-        slides = dict(sliding_window=c.sliding_window, layer_types=tuple(c.layer_types))
-        model = TwoThetas(Qwen3Config(**numbers(c), **slides))
-        model.model.rotary_embs = {
-            kind: RotaryEmbedding(c.head_dim, rope["rope_theta"])
-            for kind, rope in c.rope_parameters.items()
-        }
-    weights = dict(twin.state_dict())
-    if c.tie_word_embeddings:
-        del weights["lm_head.weight"]
-    model.load_state_dict(weights)
-    return model.eval()
-
-
-FAMILIES = ["smollm3", "glm4_moe", "mellum"]
-
-
-@pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_equals_transformers_whole_and_in_chunks(family: str, seed: int) -> None:
-    twin = theirs(family, seed)
-    model = ours(twin)
-    idx = token_ids(2, 12, seed=seed)
-    want = twin(idx, labels=idx)
-    torch.testing.assert_close(model(idx), want.logits, atol=5e-5, rtol=0)
-    fed = in_chunks(idx, [5, 1, 4, 2], model=model)
-    torch.testing.assert_close(fed, want.logits, atol=5e-5, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(25, 50))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_padded_rows_have_the_loss_and_gradients_of_transformers(family: str, seed: int) -> None:
-    twin = theirs(family, seed)
-    model = ours(twin)
-    rows = [token_ids(9, seed=seed).tolist(), token_ids(5, seed=seed + 1).tolist()]
-    batch = padded_batch(rows, 0, "left")
-    want = twin(
-        batch.idx,
-        attention_mask=(batch.positions >= 0).long(),
-        position_ids=batch.positions.clamp(min=0),
-        labels=batch.idx.masked_fill(batch.positions <= 0, IGNORE),
-    )
-    want.loss.backward()
-    loss = causal_lm_loss(model(batch.idx, positions=batch.positions), batch.targets)
-    loss.backward()
-    torch.testing.assert_close(loss, want.loss, atol=1e-5, rtol=0)
-    gradients = {name: p.grad for name, p in twin.named_parameters()}
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name], atol=1e-4, rtol=1e-4, msg=name)
-    with torch.no_grad():
-        alone = model(torch.tensor([rows[1]]))[0]
-        fed = in_chunks(batch.idx, [4, 3, 1, 1], batch.positions, model=model)
-        packed = model(
-            torch.tensor([rows[0] + rows[1]]),
-            positions=torch.tensor([[*range(9), *range(5)]]),
-            documents=torch.tensor([[0] * 9 + [1] * 5]),
-        )
-    torch.testing.assert_close(fed[1, 4:], alone, atol=5e-5, rtol=0)
-    torch.testing.assert_close(packed[0, 9:], alone, atol=5e-5, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["growing", "static", "by window", "paged"])
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_every_kind_of_cache_in_float64(family: str, kind: str) -> None:
-    model = ours(theirs(family, 1)).double()
-    c = model.config
-    cache: Cache = {
-        "growing": lambda: GrowingCache(c.n_layer),
-        "static": lambda: StaticCache(c.n_layer, 20),
-        "by window": lambda: cache_for(c.windows, slack=4),
-        "paged": lambda: PagedCache(
-            BlockPool(c.n_layer, c.n_kv_head, c.head_dim, 40, 4, torch.float64)
-        ),
-    }[kind]()
-    idx = token_ids(2, 14)
-    fed = torch.cat([model(part, cache=cache) for part in idx.split([5, 1, 4, 3, 1], 1)], 1)
-    torch.testing.assert_close(fed, model(idx), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["smollm3", "partial RoPE", "two thetas"])
 @torch.no_grad()
 def test_only_distances_matter_whatever_turns(family: str) -> None:
     """A text moved by 1000 places has the same logits, in float64."""
-    model = ours(theirs(family, 3, **(PLAIN_ROPE if family != "mellum" else {}))).double()
+    plain = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    changes = {} if family == "two thetas" else dict(rope_parameters=plain)
+    if family == "smollm3":
+        del plain["partial_rotary_factor"]
+    model = FAMILIES[family].convert(theirs(family, 3, **changes)).double()
     idx, positions = token_ids(2, 12), torch.arange(12).expand(2, -1)
     here, there = model(idx, positions=positions), model(idx, positions=positions + 1000)
     torch.testing.assert_close(there, here, atol=1e-9, rtol=0)
-
-
-PLAIN_ROPE = dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
-
-
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_every_kind_of_attention_and_greedy_text(family: str, kind: str) -> None:
-    twin = theirs(family, 7)
-    model = ours(twin)
-    use_attention_(model, kind)
-    idx = token_ids(1, 6)
-    torch.testing.assert_close(model(idx), twin(idx).logits, atol=5e-5, rtol=0)
-    want = twin.generate(idx, max_new_tokens=9, do_sample=False, eos_token_id=None)
-    cache = GrowingCache(model.config.n_layer)  # which keeps keys in order, as `packed` needs them
-    assert complete(generate(model, idx, 9, GREEDY, cache=cache)) == want[:, 6:].tolist()
 
 
 # SmolLM3
@@ -268,29 +43,6 @@ SMOLLM3 = dict(
     vocab_size=97, n_layer=4, n_head=6, n_kv_head=2, n_embd=24, intermediate_size=28,
     pad_token_id=0, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(50, 56))
-def test_a_folder_comes_back_as_the_family_that_it_was(seed: int, tmp_path) -> None:
-    model = ours_from_hf(theirs("smollm3", seed))
-    assert type(model) is SmolLM3ForCausalLM
-    idx = token_ids(1, 12)
-    twin = hf_twin(model)
-    assert type(twin).__name__ == "SmolLM3ForCausalLM"
-    torch.testing.assert_close(twin(idx).logits, model(idx), atol=5e-5, rtol=0)
-    save_pretrained(model, tmp_path / "again")
-    again = from_pretrained(tmp_path / "again")
-    assert again.config == model.config
-    assert torch.equal(again(idx), model(idx))
-
-
-@pytest.mark.parametrize("rope_layers", [None, (0, 1, 1, 0), (1, 1, 1, 1), (0, 0, 0, 0)])
-def test_a_model_made_here_is_read_by_transformers(rope_layers: tuple[int, ...] | None) -> None:
-    model = build(SmolLM3Config(**SMOLLM3, rope_layers=rope_layers)).eval()
-    enlarge_(model)
-    twin, idx = hf_twin(model), token_ids(2, 9)
-    torch.testing.assert_close(twin(idx).logits, model(idx), atol=5e-5, rtol=0)
-    assert twin.config.no_rope_layers == list(rope_layers or (1, 1, 1, 0))
 
 
 def test_a_1_is_a_layer_that_rotates() -> None:
@@ -389,20 +141,6 @@ def test_what_a_file_cannot_say_is_refused_by_name(change: dict[str, Any], messa
     with pytest.raises(ValueError) as error:
         config_from_dict({"model_type": "smollm3", **change})
     assert message in str(error.value)
-
-
-def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
-    from transformers import AutoConfig
-
-    config = config_from_dict({"model_type": "smollm3"})
-    written, defaults = config_to_dict(config), AutoConfig.for_model("smollm3")
-    skip = {"architectures", "rope_parameters", "rope_scaling", "max_window_layers"}
-    compared = {*written} & {*defaults.to_dict()} - skip
-    assert "no_rope_layers" in compared
-    assert {key: getattr(defaults, key) for key in compared} == {
-        key: written[key] for key in compared
-    }
-    assert config.rope_theta == defaults.rope_parameters["rope_theta"] == 2e6
 
 
 # The modules alone

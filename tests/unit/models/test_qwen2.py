@@ -1,4 +1,5 @@
-"""models/qwen2.py against transformers, on tiny random models with large weights."""
+"""What Qwen2 may not do, on tiny random models with large weights. That it computes what
+transformers does: tests/parity."""
 
 import copy
 import dataclasses
@@ -45,50 +46,20 @@ from lm_from_scratch.models.qwen2 import (
     Qwen2ForCausalLM,
 )
 from lm_from_scratch.text.batches import padded_batch
-from lm_from_scratch.text.targets import IGNORE, next_token_targets
-from lm_from_scratch.training.loss import causal_lm_loss
-
-
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-def test_gradients_agree_for_every_kind_under_left_padding(kind: str) -> None:
-    rows = [token_ids(9).tolist(), token_ids(5, seed=2).tolist()]
-    batch = padded_batch(rows, 0, "left")
-    model = tiny_qwen2(sliding_window=4, max_window_layers=1)
-    twin = hf_twin(model)
-    labels = batch.idx.masked_fill(batch.positions <= 0, IGNORE)  # no pad predicts a first token
-    mask = (batch.positions >= 0).long()
-    positions = batch.positions.clamp(min=0)
-    want = twin(batch.idx, attention_mask=mask, position_ids=positions, labels=labels)
-    want.loss.backward()
-    use_attention_(model, kind)
-    if kind == "flex":
-        with pytest.raises(ValueError, match="no backward pass on a CPU"):
-            model(batch.idx, positions=batch.positions)
-        return
-    loss = causal_lm_loss(model(batch.idx, positions=batch.positions), batch.targets)
-    loss.backward()
-    torch.testing.assert_close(loss, want.loss, atol=1e-5, rtol=0)
-    theirs = {name: p.grad for name, p in twin.named_parameters()}
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, theirs[name], atol=1e-4, rtol=1e-4, msg=name)
-
+from lm_from_scratch.text.targets import next_token_targets
 
 # ----------------------------------------------------------------------------------------- defects
 
 
+def test_flex_has_no_gradient_on_a_cpu() -> None:
+    model = tiny_qwen2()
+    use_attention_(model, "flex")
+    with pytest.raises(ValueError, match="no backward pass on a CPU"):
+        model(token_ids(2, 9))
+
+
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a - b).abs().max().item()
-
-
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-@torch.no_grad()
-def test_Q1_every_kind_honours_the_window(kind: str) -> None:
-    model, idx = tiny_qwen2(sliding_window=4, max_window_layers=1), token_ids(2, 12)
-    full = tiny_qwen2()
-    want = hf_twin(model)(idx).logits
-    use_attention_(model, kind)
-    torch.testing.assert_close(model(idx), want, atol=5e-5, rtol=0)
-    assert error(full(idx), want) > 1.0  # what a model that ignores the window computes
 
 
 def visible_keys(model: Qwen2ForCausalLM, idx: torch.Tensor) -> list[int]:
@@ -111,8 +82,7 @@ def test_Q3_layers_from_max_window_layers_on_slide() -> None:
     assert visible_keys(upper, idx) == [12, 12, 4, 4]
     assert visible_keys(lower, idx) == [4, 4, 12, 12]  # the convention of 4.42
     assert error(upper(idx), lower(idx)) > 1.0
-    for model in (upper, lower):
-        torch.testing.assert_close(hf_twin(model)(idx).logits, model(idx), atol=5e-5, rtol=0)
+    assert error(upper(idx), tiny_qwen2(n_layer=4)(idx)) > 1.0  # as if there was no window
 
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
@@ -318,19 +288,6 @@ def test_Q26_generation_feeds_each_token_once() -> None:
         torch.testing.assert_close(model(idx, cache=GrowingCache(3)), model(idx))
 
 
-def test_generation_equals_transformers_token_by_token() -> None:
-    model = tiny_qwen2(sliding_window=5, max_window_layers=1)
-    twin = hf_twin(model)
-    prompts = [token_ids(9).tolist(), token_ids(4, seed=2).tolist()]
-    batch = padded_batch(prompts, 0, "left")
-    mask = (batch.positions >= 0).long()
-    want = twin.generate(
-        batch.idx, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None,
-        pad_token_id=0,
-    )  # fmt: skip
-    assert complete(generate(model, prompts, 12, Sampler(temperature=0))) == want[:, 9:].tolist()
-
-
 def test_Q27_logits_only_where_they_are_wanted() -> None:
     model, idx = tiny_qwen2(), token_ids(2, 9)
     whole = model(idx)
@@ -436,32 +393,21 @@ def test_Q30_bad_masks_of_four_dimensions_are_refused() -> None:
 # ------------------------------------------------------------------------------------ capabilities
 
 
-@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
-def test_P13_embeddings_may_be_given_instead_of_tokens(make) -> None:
+@pytest.mark.parametrize(
+    ("make", "embedding"),
+    [(tiny_gpt2, "transformer.wte.weight"), (tiny_qwen2, "model.embed_tokens.weight")],
+)
+def test_P13_embeddings_may_be_given_instead_of_tokens(make, embedding: str) -> None:
     model, idx = make(), token_ids(2, 9)
-    twin, C = hf_twin(model), model.config.n_embd
-    x = torch.randn(2, 9, C, generator=torch.Generator().manual_seed(0))
-    want = twin(inputs_embeds=x).logits
-    torch.testing.assert_close(model(x), want, atol=5e-5, rtol=0)
-    table = twin.get_input_embeddings().weight
-    assert torch.equal(model(table[idx]), model(idx))
+    C, table = model.config.n_embd, dict(model.named_parameters())[embedding]
+    x = table[idx]
+    assert torch.equal(model(x), model(idx))
     with pytest.raises(ValueError, match=rf"shape \(2, 9\).*n_embd={C}"):
         model(x[..., 0])
     with pytest.raises(ValueError, match=rf"shape \(2, 9, {C - 1}\).*n_embd={C}"):
         model(x[..., 1:])
     with pytest.raises(ValueError, match=rf"shape \(2, 9, {C}\)"):
         model(x.long())
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_tied_and_untied_heads_make_the_journey(tied: bool, tmp_path) -> None:
-    model, idx = tiny_qwen2(tie_word_embeddings=tied), token_ids(2, 9)
-    assert hasattr(model, "lm_head") is not tied
-    twin = hf_twin(model)
-    torch.testing.assert_close(twin(idx).logits, model(idx), atol=5e-5, rtol=0)
-    twin.save_pretrained(tmp_path)
-    back = from_pretrained(tmp_path)
-    assert back.config == model.config and torch.equal(back(idx), model(idx))
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda r: f"{r['rope_type']}-{r['rope_theta']:.0f}")
@@ -497,14 +443,6 @@ def test_old_and_new_rope_configs_are_read_as_transformers_reads_them(
 def test_a_config_without_some_keys_means_what_transformers_means() -> None:
     from transformers import Qwen2Config as HFConfig
 
-    bare = config_from_dict({"model_type": "qwen2"})
-    theirs = HFConfig()
-    ours = config_to_dict(bare)
-    for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
-                "intermediate_size", "max_position_embeddings", "tie_word_embeddings",
-                "rms_norm_eps", "hidden_act", "layer_types"):  # fmt: skip
-        assert ours[key] == getattr(theirs, key), key
-    assert ours["rope_parameters"]["rope_theta"] == theirs.rope_parameters["rope_theta"]
     assert config_from_dict({"model_type": "qwen2", "num_key_value_heads": None}).n_kv_head == 32
     slides = {"model_type": "qwen2", "use_sliding_window": True}
     theirs = HFConfig(use_sliding_window=True)
@@ -554,19 +492,6 @@ def test_left_padding_needs_no_positions_but_a_hidden_pad() -> None:
         model(padded, positions=counted)[:, 4:], model(idx), atol=5e-5, rtol=0
     )
     assert error(model(padded)[:, 4:], model(idx)) > 1.0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@torch.no_grad()
-def test_low_precision_stays_near_float32(dtype: torch.dtype) -> None:
-    model, idx = tiny_qwen2(), token_ids(2, 12)
-    want = model(idx)
-    for kind in ATTENTION_KINDS:
-        low = tiny_qwen2().to(dtype)
-        use_attention_(low, kind)
-        got = low(idx)
-        assert got.dtype == dtype and got.isfinite().all()
-        assert error(got.float(), want) < (0.6 if dtype == torch.bfloat16 else 0.08), kind
 
 
 def test_it_compiles_without_a_graph_break() -> None:

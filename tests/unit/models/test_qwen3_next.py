@@ -1,26 +1,22 @@
-"""Qwen3-Next, three layers with a state for one with keys: against transformers, on tiny random
-models of drawn sizes with large weights, and by laws in float64."""
+"""Qwen3-Next, three layers with a state for one with keys, by laws in float64. That it computes
+what transformers does: tests/parity."""
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from caches import in_chunks
+from model_families import drawn, theirs
 from safetensors.torch import load_file
-from tiny_models import ROPES, enlarge_, hf_twin, ours_from_hf, token_ids
+from tiny_models import enlarge_, ours_from_hf, token_ids
 
-from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.paged import BlockPool
-from lm_from_scratch.cache.slots import StaticCache, cache_for
+from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.engine import Engine
-from lm_from_scratch.generation.generate import complete, generate
-from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.generation.speculative import ModelDrafter, PromptLookup, speculate
 from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.delta_rule import recurrent_delta_rule
@@ -37,9 +33,6 @@ from lm_from_scratch.models.qwen3_next import (
     Qwen3NextForCausalLM,
     apply_partial_rope,
 )
-from lm_from_scratch.text.batches import padded_batch
-from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.training.loss import causal_lm_loss
 
 SIZE = dict(
     vocab_size=97, n_layer=4, n_head=4, n_kv_head=2, n_embd=28, head_dim=16, intermediate_size=40,
@@ -53,154 +46,6 @@ def tiny(seed: int = 0, **changes: Any) -> Qwen3NextForCausalLM:
     model = Qwen3NextForCausalLM(Qwen3NextConfig(**SIZE | changes)).eval()
     enlarge_(model, seed)
     return model
-
-
-def drawn(seed: int) -> dict[str, Any]:
-    """A config in the words of transformers: no two sizes alike, by chance."""
-    draw, experts = random.Random(f"qwen3_next {seed}"), random.Random(f"experts {seed}")
-    n_kv_head, shared = draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
-    keys, n_layer = draw.choice([1, 2, 3]), draw.choice([1, 2, 3, 4])
-    D, factor = draw.choice([(16, 0.25), (24, 0.25), (12, 0.5), (10, 1.0)])
-    config: dict[str, Any] = dict(
-        vocab_size=97,
-        hidden_size=draw.choice([20, 24, 33]),
-        intermediate_size=draw.choice([20, 33, 56]),
-        num_hidden_layers=n_layer,
-        num_attention_heads=n_kv_head * shared,
-        num_key_value_heads=n_kv_head,
-        head_dim=D,
-        linear_num_key_heads=keys,
-        linear_num_value_heads=keys * draw.choice([1, 2, 3]),
-        linear_key_head_dim=draw.choice([8, 12, 16]),
-        linear_value_head_dim=draw.choice([10, 16, 24]),
-        linear_conv_kernel_dim=draw.choice([2, 3, 4]),
-        max_position_embeddings=draw.choice([64, 128]),
-        rms_norm_eps=draw.choice([1e-6, 1e-3, 1e-2]),
-        rope_parameters=draw.choice(ROPES) | {"partial_rotary_factor": factor},
-        tie_word_embeddings=draw.choice([False, True]),
-        hidden_act=draw.choice(["silu", "silu", "gelu"]),
-        num_experts=(n_expert := experts.choice([0, 2, 5, 12])),
-        num_experts_per_tok=experts.randint(1, max(n_expert, 1)),
-        norm_topk_prob=experts.choice([False, True]),
-        moe_intermediate_size=experts.choice([5, 9, 12]),
-        shared_expert_intermediate_size=experts.choice([6, 11]),
-        decoder_sparse_step=experts.choice([1, 1, 2]),
-        mlp_only_layers=experts.choice([None, [], [0], [n_layer - 1]]),
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    if draw.choice([False, True]):
-        config["layer_types"] = [draw.choice([FULL, LINEAR]) for _ in range(n_layer)]
-    return config
-
-
-class Double:
-    """``torch``, in which float32 is float64."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-@pytest.fixture
-def in_float64(monkeypatch) -> None:
-    """What transformers computes in float32 whatever the dtype of a model, in float64. A state that
-    is nearly 0 is normalised, and so is its rounding: in float32 two correct ways of computing the
-    same logits differ by 1e-3 now and then."""
-    from transformers import modeling_rope_utils
-    from transformers.models.qwen3_next import modeling_qwen3_next
-
-    for module in (modeling_rope_utils, modeling_qwen3_next):
-        monkeypatch.setattr(module, "torch", Double())
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-
-
-def theirs(seed: int = 0, **changes: Any) -> Any:
-    from transformers import AutoConfig
-    from transformers import AutoModelForCausalLM as HFModel
-
-    config = AutoConfig.for_model("qwen3_next", **drawn(seed) | changes)
-    config._attn_implementation = "eager"
-    config._experts_implementation = "eager"  # the grouped one needs rows of whole 16 bytes
-    model = HFModel.from_config(config).eval()
-    enlarge_(model, seed)
-    return model
-
-
-def twin_of(model: Qwen3NextForCausalLM) -> Any:
-    twin = hf_twin(model)
-    twin.config._experts_implementation = "eager"
-    return twin
-
-
-def by_any_cache(model, idx, chunks, positions=None):
-    """The logits of ``idx`` in pieces, through the smallest cache of the model."""
-    cache, outputs, start = cache_for(model.config.windows), [], 0
-    with torch.no_grad():
-        for n in chunks:
-            now = slice(start, start + n)
-            place = None if positions is None else positions[:, now]
-            outputs.append(model(idx[:, now], positions=place, cache=cache))
-            start += n
-    assert start == idx.shape[1]
-    return torch.cat(outputs, dim=1)
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_a_published_folder_computes_what_transformers_does(seed: int, in_float64) -> None:
-    twin = theirs(seed)
-    model, idx = ours_from_hf(twin).double(), token_ids(2, 12, seed=seed)
-    assert type(model) is Qwen3NextForCausalLM
-    want = twin.double()(idx, use_cache=False).logits
-    torch.testing.assert_close(model(idx), want, atol=1e-9, rtol=0)
-    with torch.no_grad():
-        fed = in_chunks(idx, [5, 1, 4, 2], model=model)
-    torch.testing.assert_close(fed, want, atol=1e-9, rtol=0)
-    fed = by_any_cache(model, idx, [1, 6, 1, 1, 3])
-    torch.testing.assert_close(fed, want, atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(25))
-@torch.no_grad()
-def test_in_float32_too_where_what_is_normalised_is_not_nearly_0(seed: int) -> None:
-    """As near to float64 as transformers, whose own rounding is more than 5e-5 now and then."""
-    idx = token_ids(2, 12, seed=seed)
-    for n_expert in (0, drawn(seed)["num_experts"]):  # with experts results are larger
-        twin = theirs(seed, rms_norm_eps=1e-2, num_experts=n_expert)
-        want, model = twin(idx, use_cache=False).logits, ours_from_hf(twin)
-        logits, exact = model(idx), model.double()(idx)
-        atol = max(5e-5, 3 * (want - exact).abs().max().item())
-        torch.testing.assert_close(logits.double(), exact, atol=atol, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(25, 50))
-def test_padded_rows_have_the_loss_and_gradients_of_transformers(seed: int, in_float64) -> None:
-    twin = theirs(seed)
-    model, twin = ours_from_hf(twin).double(), twin.double()
-    rows = [token_ids(9, seed=seed).tolist(), token_ids(5, seed=seed + 1).tolist()]
-    batch = padded_batch(rows, 0, "left")
-    labels = batch.idx.masked_fill(batch.positions <= 0, IGNORE)
-    want = twin(
-        batch.idx,
-        attention_mask=(batch.positions >= 0).long(),
-        position_ids=batch.positions.clamp(min=0),
-        labels=labels,
-        use_cache=False,
-    )
-    want.loss.backward()
-    loss = causal_lm_loss(model(batch.idx, positions=batch.positions), batch.targets)
-    loss.backward()
-    torch.testing.assert_close(loss, want.loss, atol=1e-6, rtol=0)  # summed in float32
-    gradients = {name: p.grad for name, p in twin.named_parameters()}
-    assert len(gradients) == len(list(model.parameters()))
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name], atol=1e-6, rtol=1e-5, msg=name)
-    with torch.no_grad():
-        alone = model(torch.tensor([rows[1]]))[0]
-    fed = by_any_cache(model, batch.idx, [4, 3, 1, 1], batch.positions)
-    torch.testing.assert_close(fed[1, 4:], alone, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("types", [(LINEAR, LINEAR, LINEAR, FULL), (LINEAR,) * 4, (FULL, LINEAR)])
@@ -243,34 +88,8 @@ def test_padding_anywhere_changes_no_state(seed: int) -> None:
             torch.testing.assert_close(held[row], want[0], atol=1e-9, rtol=0)
 
 
-def same_logits(theirs: torch.Tensor, ours: torch.Tensor) -> None:
-    """Up to the rounding of float32, in which theirs computes its states, at the size they have."""
-    top = float(theirs.detach().abs().max())
-    torch.testing.assert_close(theirs, ours, atol=3e-5 * top, rtol=0)
-
-
-@pytest.mark.parametrize("seed", range(50, 54))
-def test_a_folder_comes_back_as_the_family_that_it_was(seed: int, tmp_path) -> None:
-    model = ours_from_hf(theirs(seed, rms_norm_eps=1e-2))
-    idx = token_ids(1, 12)
-    twin = twin_of(model)
-    assert type(twin).__name__ == "Qwen3NextForCausalLM"
-    same_logits(twin(idx, use_cache=False).logits, model(idx))
-    save_pretrained(model, tmp_path / "again")
-    again = from_pretrained(tmp_path / "again")
-    assert again.config == model.config
-    assert torch.equal(again(idx), model(idx))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_model_made_here_is_read_by_transformers(tied: bool) -> None:
-    model = tiny(tie_word_embeddings=tied, rms_norm_eps=1e-2)
-    twin, idx = twin_of(model), token_ids(2, 12)
-    same_logits(twin(idx, use_cache=False).logits, model(idx))
-
-
 def test_the_drawn_configs_have_layers_of_both_kinds() -> None:
-    models = [build(config_from_dict({"model_type": "qwen3_next", **drawn(s)})) for s in range(25)]
+    models = [build(config_from_dict(drawn("qwen3_next", seed))) for seed in range(25)]
     mlps = [type(block.mlp) for model in models for block in model.model.layers]
     assert {*mlps} == {GatedMLP, GatedSharedExpert} and mlps.count(GatedSharedExpert) > 20
     routers = [m for model in models for m in model.modules() if isinstance(m, SoftmaxRouter)]
@@ -286,30 +105,6 @@ def test_fresh_weights_are_those_that_transformers_would_draw() -> None:
     assert (model.model.norm.weight == 0).all() and (layer.norm.weight == 1).all()
     assert (layer.dt_bias == 1).all() and (layer.A_log.exp() <= 16).all()
     assert len(layer.A_log.unique()) == 6 and (layer.A_log.exp() >= 0.01).all()
-
-
-@torch.no_grad()
-def test_greedy_text_of_padded_prompts_is_that_of_transformers() -> None:
-    twin = theirs(7, num_hidden_layers=4, layer_types=None, num_experts=0)
-    model = ours_from_hf(twin)
-    rows = [token_ids(8).tolist(), token_ids(3, seed=2).tolist()]
-    batch = padded_batch(rows, 0, "left")
-    mask = (batch.positions >= 0).long()
-    want = twin.generate(
-        batch.idx, attention_mask=mask, max_new_tokens=9, do_sample=False, eos_token_id=None
-    )
-    assert complete(generate(model, rows, 9, GREEDY)) == want[:, 8:].tolist()
-    chunked = generate(model, rows, 9, GREEDY, prefill_chunk=3, cache=StaticCache(4, 20))
-    assert complete(chunked) == want[:, 8:].tolist()
-
-
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-@torch.no_grad()
-def test_every_kind_of_attention_in_the_layers_that_have_it(kind: str) -> None:
-    model, idx = tiny(), token_ids(1, 9)
-    want = model(idx)
-    use_attention_(model, kind)
-    torch.testing.assert_close(model(idx), want, atol=5e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -359,7 +154,7 @@ def test_partial_rotation_turns_the_first_features_and_passes_the_others() -> No
 
 @torch.no_grad()
 def test_the_layer_alone_is_the_module_of_transformers_and_any_rule_can_be_put_in() -> None:
-    twin = theirs(3, num_hidden_layers=1, layer_types=[LINEAR])
+    twin = theirs("qwen3_next", 3, num_hidden_layers=1, layer_types=[LINEAR])
     theirs_, ours = twin.model.layers[0].linear_attn, ours_from_hf(twin).model.layers[0].linear_attn
     assert isinstance(ours, GatedDeltaNet)
     assert {*ours.state_dict()} == {*theirs_.state_dict()}
@@ -427,17 +222,6 @@ def test_what_files_may_say_otherwise_is_refused_by_name() -> None:
             config_from_dict(file | {key: value})
     some = config_from_dict(file | {"full_attention_interval": 3, "num_hidden_layers": 4})
     assert some.layer_types == (LINEAR, LINEAR, FULL, LINEAR)
-
-
-def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
-    from transformers import AutoConfig
-
-    ours = config_from_dict({"model_type": "qwen3_next"})
-    written = config_to_dict(ours)
-    defaults = AutoConfig.for_model("qwen3_next")
-    assert {"num_experts", "shared_expert_intermediate_size", "norm_topk_prob"} <= {*written}
-    for key in {*written} & {*defaults.to_dict()} - {"architectures", "rope_scaling"}:
-        assert getattr(defaults, key) == written[key], key
 
 
 def test_layers_have_experts_where_the_file_says(tmp_path: Path) -> None:
