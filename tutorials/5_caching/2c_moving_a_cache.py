@@ -91,11 +91,8 @@ for cache, wanted in (
 # A cache can move between the two, and to a file. Eleven tokens are read by our model. The cache is saved, loaded, and
 # converted; ``transformers`` reads the twelfth token.
 
-from lm_from_scratch.interop.caches import (
-    load_cache,
-    save_cache,
-    to_transformers,
-)
+from lm_from_scratch.interop.cache_file import load_cache, save_cache
+from lm_from_scratch.interop.caches import to_transformers
 
 cache = cache_for(ours.config.windows)
 ours(text[:, :11], cache=cache)

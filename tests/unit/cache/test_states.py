@@ -23,7 +23,8 @@ from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.paged import PagedCache
 from lm_from_scratch.cache.restricted import Restricted
 from lm_from_scratch.cache.slots import cache_for
-from lm_from_scratch.interop.caches import save_cache, to_legacy, to_transformers
+from lm_from_scratch.interop.cache_file import save_cache
+from lm_from_scratch.interop.caches import to_legacy, to_transformers
 from lm_from_scratch.models.qwen2 import FULL
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig, Qwen3NextForCausalLM
 

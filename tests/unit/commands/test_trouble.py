@@ -15,7 +15,8 @@ from small_run import SMALL
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.folders import save_file
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.interop.caches import from_legacy, save_cache
+from lm_from_scratch.interop.cache_file import save_cache
+from lm_from_scratch.interop.caches import from_legacy
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 PROGRAM = [sys.executable, "-m", "lm_from_scratch"]

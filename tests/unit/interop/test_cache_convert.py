@@ -26,14 +26,13 @@ from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, cache_for
 from lm_from_scratch.checkpoint import folders
-from lm_from_scratch.interop import caches
+from lm_from_scratch.interop import cache_file
+from lm_from_scratch.interop.cache_file import load_cache, save_cache
 from lm_from_scratch.interop.caches import (
     ORDERS,
     from_arrays,
     from_legacy,
     from_transformers,
-    load_cache,
-    save_cache,
     to_arrays,
     to_legacy,
     to_transformers,
@@ -543,7 +542,7 @@ sys.path.insert(0, "tests/helpers")
 from tiny_models import tiny_gpt2, tiny_qwen2
 from pathlib import Path
 from safetensors.torch import load_file, save_file
-from lm_from_scratch.interop.caches import load_cache
+from lm_from_scratch.interop.cache_file import load_cache
 folder, out = Path(sys.argv[1]), {}
 recipe = load_file(folder / "recipe")
 models = {
@@ -694,7 +693,7 @@ def test_of_a_pool_the_own_blocks_are_saved_and_shared_again(tmp_path) -> None:
         with pytest.raises(ValueError, match=r"cache.*is no cache that can be loaded"):
             load_cache(tmp_path / "cache", pool=wrong)
         assert len(wrong.free) == len(wrong.users)
-    metadata = {caches.FORMAT: json.dumps(about(tmp_path / "cache")[0])}
+    metadata = {cache_file.FORMAT: json.dumps(about(tmp_path / "cache")[0])}
     save_file({**tensors, "more": torch.zeros(1)}, tmp_path / "changed", metadata)
     roomy = BlockPool(3, 2, 8, n_blocks=5, block_size=4)
     with pytest.raises(ValueError, match="belong to nothing"):
@@ -711,7 +710,7 @@ def test_of_a_pool_the_own_blocks_are_saved_and_shared_again(tmp_path) -> None:
 
 def about(path: Path) -> tuple[dict, dict]:
     with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()[caches.FORMAT]), load_file(path)
+        return json.loads(file.metadata()[cache_file.FORMAT]), load_file(path)
 
 
 def test_damaged_and_foreign_files_are_refused_with_their_name(tmp_path) -> None:
@@ -737,7 +736,7 @@ def test_damaged_and_foreign_files_are_refused_with_their_name(tmp_path) -> None
     refused("it lacks 'lm_from_scratch cache, version 1'")
     save_file({"weight": torch.zeros(3)}, path, {"format": "pt"})
     refused("it lacks 'lm_from_scratch cache, version 1'")
-    save_file({}, path, {caches.FORMAT: "{"})
+    save_file({}, path, {cache_file.FORMAT: "{"})
     refused("Expecting property name")
 
 
@@ -792,7 +791,7 @@ def test_descriptions_that_cannot_be_are_refused(kind, key, value, reason, tmp_p
     description, tensors = about(path)
     assert key in description
     description[key] = value
-    save_file(tensors, path, {caches.FORMAT: json.dumps(description)})
+    save_file(tensors, path, {cache_file.FORMAT: json.dumps(description)})
     if reason is None:
         load_cache(path)
         return
@@ -800,7 +799,7 @@ def test_descriptions_that_cannot_be_are_refused(kind, key, value, reason, tmp_p
         load_cache(path)
     assert str(path) in str(info.value)
     del description[key]
-    save_file(tensors, path, {caches.FORMAT: json.dumps(description)})
+    save_file(tensors, path, {cache_file.FORMAT: json.dumps(description)})
     with pytest.raises(ValueError, match="is no cache that can be loaded"):
         load_cache(path)
 
@@ -809,7 +808,7 @@ def test_descriptions_that_cannot_be_are_refused(kind, key, value, reason, tmp_p
 def test_tensors_that_do_not_fit_are_refused(kind, tmp_path) -> None:
     cache, path = filled("qwen2, W = 4 in two layers", kind, "padded")[0], tmp_path / "my.cache"
     save_cache(cache, path)
-    metadata = {caches.FORMAT: json.dumps(about(path)[0])}
+    metadata = {cache_file.FORMAT: json.dumps(about(path)[0])}
     for name in about(path)[1]:
         for change in (
             lambda x: x[1:],
@@ -851,7 +850,7 @@ def test_positions_that_the_kind_never_has_are_refused(kind, history, tmp_path) 
             if not where.any():
                 continue
             tensors = {**whole, name: positions.masked_fill(where, value)}
-            save_file(tensors, path, {caches.FORMAT: json.dumps(description)})
+            save_file(tensors, path, {cache_file.FORMAT: json.dumps(description)})
             with pytest.raises(ValueError, match=f"holds position {value}, which a"):
                 load_cache(path)
 
@@ -880,7 +879,8 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path) ->
 
 KILLED = """
 import os, signal, sys, torch
-from lm_from_scratch.interop.caches import from_legacy, save_cache
+from lm_from_scratch.interop.cache_file import save_cache
+from lm_from_scratch.interop.caches import from_legacy
 k = torch.ones(2, 3, 5, 4)
 os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
 save_cache(from_legacy([(k, k)]), sys.argv[1])

@@ -25,7 +25,7 @@ from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.interop.caches import load_cache, save_cache
+from lm_from_scratch.interop.cache_file import load_cache, save_cache
 from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.experts import SharedExperts, SigmoidRouter, active_parameters
 from lm_from_scratch.layers.linear import plain_matrix
