@@ -24,8 +24,6 @@ from tiny_models import tiny_qwen2, token_ids
 
 from lm_from_scratch.instruments.roofline import GPU, Cost, measurements
 
-pytestmark = pytest.mark.slow
-
 #: Kernels of which a part of another row is timed, or nothing: one number is written for each key.
 NOT_TIMED = {"write_kernel"}
 
@@ -43,6 +41,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, instead: Callable[[str], bool]) ->
     return launched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_every_kernel_is_in_a_row_that_agrees_with_torch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtype: torch.dtype | None
@@ -140,6 +139,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_kernels, "REPETITIONS", 3)
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_what_pages_read(
     few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

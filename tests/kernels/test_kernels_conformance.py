@@ -12,8 +12,6 @@ from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.conformance import CASES, Cell, matrix
 from lm_from_scratch.kernels.attention import flash_attention
 
-pytestmark = pytest.mark.slow
-
 GPU = DEVICE == "cuda"
 
 
@@ -35,6 +33,15 @@ def allowed_error(cell: Cell) -> float:
     return 1e-2 if alone else bound(cell)
 
 
+def test_padding_documents_and_windows_of_the_matrix() -> None:
+    """A few of its cases."""
+    names = "left padding", "packed documents", "chunk, window"
+    for cell in matrix({"flash": flash}, {name: CASES[name] for name in names}, DTYPES[:1]):
+        assert cell.forward is not None and cell.gradient is not None, str(cell)
+        assert max(cell.forward, cell.gradient) <= allowed_error(cell), str(cell)
+
+
+@pytest.mark.slow
 def test_the_conformance_matrix() -> None:
     # the two long cases take the interpreter half of its time
     short = {name: case for name, case in CASES.items() if GPU or not name.startswith("longer")}

@@ -33,8 +33,6 @@ from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.train import Loss
 from lm_from_scratch.weights.quantize import quantize_
 
-pytestmark = pytest.mark.slow
-
 MODELS: dict[str, Callable[[], CausalLM]] = {
     "gpt2": lambda: tiny_gpt2(n_layer=1),
     "qwen2": lambda: tiny_qwen2(n_layer=1),
@@ -122,6 +120,7 @@ def test_the_same_gradients(name: str) -> None:
             torch.testing.assert_close(mine, want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -156,6 +155,7 @@ def test_cached_is_full(name: str, kind: str) -> None:
     assert_close(got[LEFT_PADDED >= 0], want[LEFT_PADDED >= 0])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_engine_says_the_same() -> None:
     """Requests of different lengths, with shared beginnings, over one pool."""
@@ -188,6 +188,7 @@ def test_8_bit_weights() -> None:
     assert_close(copy.deepcopy(ours)(idx), plain(idx))
 
 
+@pytest.mark.slow
 def test_copies_and_files_keep_the_kernels() -> None:
     _, ours, idx = pair("qwen2")
     with torch.no_grad():
@@ -196,6 +197,7 @@ def test_copies_and_files_keep_the_kernels() -> None:
         assert torch.equal(pickle.loads(pickle.dumps(ours))(idx), want)
 
 
+@pytest.mark.slow
 def test_compiles_without_a_break() -> None:
     """The whole model is one graph: each kernel is one operator in it."""
     _, ours, idx = pair("qwen2, window")
@@ -240,6 +242,7 @@ def test_attention_dropout_is_refused_when_called() -> None:
         model.train()(idx)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here a kernel can run")
 def test_a_choice_that_cannot_run_raises() -> None:
     """Without a GPU, and without the interpreter asked for, nothing falls back."""
@@ -262,6 +265,7 @@ for call in (lambda: use_kernels_(load_shipped("qwen2-docs")[0]),
     assert run.returncode == 0, run.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_nothing_but_the_kernels_imports_triton() -> None:
     program = """
 import pkgutil, importlib, sys, lm_from_scratch
@@ -274,6 +278,7 @@ assert "triton" not in sys.modules
     assert run.returncode == 0, run.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_commands_take_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A Qwen2 trained with kernels learns what one without learns, and says it with kernels."""
     corpus = tmp_path / "corpus.txt"

@@ -30,8 +30,6 @@ from lm_from_scratch.models.heads import TokenClassifier
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.weights.quantize import quantize_
 
-pytestmark = pytest.mark.slow
-
 IDX = token_ids(2, 9)
 OUR_NAMES = {theirs: our for names in (GPT2_NAMES, DECODER_NAMES) for our, theirs in names.items()}
 
@@ -79,6 +77,9 @@ def made(family: str) -> Any:
 
 
 FAMILIES = ["gpt2", "qwen2", "labels", "quantised"]
+each_family = pytest.mark.parametrize(
+    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])]
+)
 
 
 def read(folder: Path) -> Any:
@@ -148,7 +149,7 @@ MORE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_R10_no_odd_value_of_a_config_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
@@ -163,7 +164,7 @@ def test_R10_no_odd_value_of_a_config_is_a_traceback(
     assert {"refused", "same"} <= outcomes
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_R10_no_flipped_bit_of_a_header_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
@@ -179,7 +180,7 @@ def test_R10_no_flipped_bit_of_a_header_is_a_traceback(
         refused(folder, want)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_R10_no_length_of_a_file_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
@@ -225,7 +226,7 @@ def test_R11_no_fault_of_an_index_is_a_traceback(
         assert refused(folder, want) == "refused"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_R10_no_odd_tensor_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
@@ -254,6 +255,7 @@ def test_R10_no_odd_tensor_is_a_traceback(
             assert refused(folder, want) == "refused"
 
 
+@pytest.mark.slow
 def test_no_damage_of_a_tokenizer_is_a_traceback(tmp_path: Path) -> None:
     whole = Tokenizer.train(["some text, and some more of it"], 280)
     whole.save(tmp_path)

@@ -10,9 +10,8 @@ from lm_from_scratch.pretrained.exact_match import of_task
 from lm_from_scratch.pretrained.make import corpus_of, digest, held_out_losses
 from lm_from_scratch.text.tasks import TASKS
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 @each
 def test_the_held_out_loss_is_the_recorded_one(name: str) -> None:
     record = RECORDS[name]
@@ -26,6 +25,7 @@ def test_the_held_out_loss_is_the_recorded_one(name: str) -> None:
     assert got["bits_per_byte"] == pytest.approx(want["bits_per_byte"], abs=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answers_are_right_as_often_as_recorded(task: str) -> None:
     """Of 500 held-out questions and 200 of each size; a tie may fall the other way elsewhere."""

@@ -17,8 +17,6 @@ from tiny_models import chat_folder
 
 from lm_from_scratch.__main__ import main
 
-pytestmark = pytest.mark.slow
-
 STEPS = {"sft": 40, "dpo": 40, "grpo": 24}
 NUMBERS = {
     "sft": [],
@@ -118,7 +116,9 @@ def whole(commands, tmp_path_factory):
     return whole
 
 
-@pytest.mark.parametrize("way", STEPS)
+@pytest.mark.parametrize(
+    "way", ["sft", *(pytest.param(way, marks=pytest.mark.slow) for way in ("dpo", "grpo"))]
+)
 def test_a_killed_run_ends_bit_for_bit_alike(way: str, commands, whole, tmp_path) -> None:
     (folder, want), out = whole(way), tmp_path / "run"
     kill(begin(commands[way], out), out, after=8)
@@ -137,6 +137,7 @@ def test_a_killed_run_ends_bit_for_bit_alike(way: str, commands, whole, tmp_path
         assert len({step["reward"] for step in logs[0]}) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "first"), [("sft", 2), ("dpo", 2), ("grpo", 2), ("grpo", 1)])
 def test_two_processes_take_the_steps_of_one_and_either_goes_on(
     way: str, first: int, commands, whole, tmp_path

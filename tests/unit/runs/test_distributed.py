@@ -44,8 +44,6 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.processes import ALONE
 from lm_from_scratch.training.train import TrainConfig, train
 
-pytestmark = pytest.mark.slow
-
 ONE = Processes()
 EXPERTS = DeepseekV3Config(
     vocab_size=300, n_layer=2, n_head=2, n_kv_head=2, n_embd=16, intermediate_size=24,
@@ -203,6 +201,7 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
     return max((a[name] - b[name]).abs().max().item() for name in a if name != "reported")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
@@ -215,10 +214,12 @@ def test_two_processes_take_the_steps_of_one(results, engine, model, optimizer) 
     assert all((one[name] - start[name]).abs().max() > 1e-3 for name in start if "bias" not in name)
 
 
+@pytest.mark.slow
 def test_the_optimizers_differ(results) -> None:
     assert largest_difference(results["1 gpt2 adamw"], results["1 gpt2 galore"]) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begun", "ended", "optimizer", "model"), RESUMED)
 def test_a_run_goes_on_in_another_number_of_processes(
     results, begun, ended, optimizer, model
@@ -231,6 +232,7 @@ def test_a_run_goes_on_in_another_number_of_processes(
     assert difference == 0.0 if begun == ended else difference < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_chunked_loss_and_bfloat16_reach_every_process(results, engine) -> None:
     assert largest_difference(results["chunked 1"], results[f"chunked {engine}"]) < 1e-8
@@ -239,6 +241,7 @@ def test_chunked_loss_and_bfloat16_reach_every_process(results, engine) -> None:
     assert one["reported"][0, 0] != results["1 qwen2 adamw"]["reported"][0, 0]
 
 
+@pytest.mark.slow
 def test_every_process_writes_its_share_and_the_whole_is_a_model_folder(results, root) -> None:
     step = latest_checkpoint(root / "fsdp -> fsdp adamw gpt2")
     files = sorted(path.name for path in step.iterdir())
@@ -253,6 +256,7 @@ def test_every_process_writes_its_share_and_the_whole_is_a_model_folder(results,
     assert all(torch.equal(t, results["fsdp -> fsdp adamw gpt2"][name]) for name, t in got.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_share_that_is_missing_or_cut_is_refused(
@@ -432,6 +436,7 @@ def whole_run(text, tmp_path_factory) -> dict[str, torch.Tensor]:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_a_killed_process_ends_the_run_which_goes_on_bit_for_bit(text, whole_run, tmp_path) -> None:
     out = tmp_path / "run"
@@ -456,6 +461,7 @@ def test_a_killed_process_ends_the_run_which_goes_on_bit_for_bit(text, whole_run
     assert steps == list(range(1, 151))
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_processes_after_the_same_step(text, tmp_path) -> None:
     out = tmp_path / "run"
     process = torchrun("--corpus", text, "--out", out, engine="fsdp")
@@ -472,6 +478,7 @@ def test_ctrl_c_stops_all_processes_after_the_same_step(text, tmp_path) -> None:
     assert lines(out / "log.jsonl") == 150
 
 
+@pytest.mark.slow
 def test_a_bad_value_is_one_line_of_one_process(text, tmp_path) -> None:
     code, _, errors = two_processes("--corpus", text, "--out", tmp_path / "run", "--batch-size", 3)
     assert code == 2
@@ -564,6 +571,7 @@ def galore_on_shards(folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_galore_and_muon_take_the_same_steps_on_sharded_parameters(tmp_path) -> None:
     in_processes(2, galore_on_shards, tmp_path)
     worst = json.loads((tmp_path / "worst.json").read_text())

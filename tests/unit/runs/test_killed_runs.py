@@ -12,8 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = [sys.executable, "-m", "lm_from_scratch"]
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 RUN = [
@@ -48,6 +46,7 @@ def ended(command: list[str], number: int, seconds: float) -> tuple[int, str]:
     return process.returncode, error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_ended_at_random_moments_ends_bit_for_bit_alike(whole, tmp_path, seed: int) -> None:
     command, want, seconds = whole
@@ -71,7 +70,9 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_alike(whole, tmp_path, s
     assert sorted(p.name for p in tmp_path.glob("*step-*")) == ["step-00000039", "step-00000040"]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[pytest.mark.slow] * (n != signal.SIGTERM)) for n in SIGNALS]
+)
 def test_a_run_that_is_ended_leaves_a_checkpoint_and_says_how_to_go_on(
     whole, tmp_path, number
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_run_that_is_ended_leaves_a_checkpoint_and_says_how_to_go_on(
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(
     "words",

@@ -32,8 +32,6 @@ from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.lora import add_lora_
 from lm_from_scratch.weights.quantize import quantize_
 
-pytestmark = pytest.mark.slow
-
 MODELS: dict[str, Callable[..., CausalLM]] = {"gpt2": tiny_gpt2, "qwen2": tiny_qwen2}
 GROUP = {"gpt2": 28, "qwen2": 8}
 ONE = Processes()
@@ -115,6 +113,7 @@ def in_a_fresh_process(root: Path, tokens: TokenFile, killed: int = 0) -> int:
     ).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "bits"), [("gpt2", 4), ("qwen2", 8)])
 def test_killed_and_resumed_in_a_fresh_process(tmp_path, tokens, name, bits) -> None:
     save_pretrained(small(name, bits), tmp_path / "base")
