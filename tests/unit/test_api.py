@@ -74,15 +74,22 @@ def public_names(path: Path) -> Iterator[Name]:
                     yield Name(path, f"{node.name}.{method.name}", method, around)
 
 
-ALL = [name for path in modules() for name in public_names(path)]
-SAID = {name.name.rpartition(".")[2] for name in ALL if name.own}
+@cache
+def all_names() -> list[Name]:
+    return [name for path in modules() for name in public_names(path)]
+
+
+@cache
+def explained() -> set[str]:
+    """The functions, methods and classes, without the class in front, that have a docstring."""
+    return {name.name.rpartition(".")[2] for name in all_names() if name.own}
 
 
 def exempt(name: Name) -> bool:
     """What needs no docstring: a step that its class explains, a method that another class with the
     same method explains, and the inside of a kernel or of an operator."""
     owner, _, last = name.name.rpartition(".")
-    return last in SAID_BY_CLASS or (bool(owner) and last in SAID) or is_internal(name.node)
+    return last in SAID_BY_CLASS or (bool(owner) and last in explained()) or is_internal(name.node)
 
 
 def is_internal(node: ast.AST) -> bool:
@@ -104,6 +111,7 @@ def words_of(path: Path) -> set[str]:
     return found
 
 
+@cache
 def outsiders() -> dict[Path, set[str]]:
     """The files that may use a name of another: pages, exercises, the package, the README."""
     files = [*ROOT.glob("tutorials/*/*.py"), *PACKAGE.rglob("*.py")]
@@ -113,12 +121,9 @@ def outsiders() -> dict[Path, set[str]]:
     }
 
 
-USED = outsiders()
-
-
 def is_used(name: Name) -> bool:
     last = name.name.rpartition(".")[2]
-    return any(last in words for path, words in USED.items() if path != name.path)
+    return any(last in words for path, words in outsiders().items() if path != name.path)
 
 
 def without_shape(name: Name) -> list[str]:
@@ -158,17 +163,17 @@ def untold(name: Name) -> list[str]:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    assert [str(name) for name in ALL if not name.own and not exempt(name)] == []
+    assert [str(name) for name in all_names() if not name.own and not exempt(name)] == []
 
 
 def test_shapes_are_said_where_somebody_needs_them() -> None:
-    names = [n for n in ALL if "exercises" not in n.path.parts and is_used(n)]
+    names = [n for n in all_names() if "exercises" not in n.path.parts and is_used(n)]
     names = [name for name in names if name.own or not exempt(name)]
     assert [f"{n}: {missing}" for n in names if (missing := without_shape(n))] == []
 
 
 def test_errors_are_said_where_somebody_needs_them() -> None:
-    names = [name for name in ALL if isinstance(name.node, Function) and is_used(name)]
+    names = [name for name in all_names() if isinstance(name.node, Function) and is_used(name)]
     assert [f"{n}: {missing}" for n in names if (missing := untold(n)) and not exempt(n)] == []
 
 

@@ -2,6 +2,7 @@
 row without any cache, after any number of rejections."""
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -24,7 +25,12 @@ MIXED = tiny_qwen2(vocab_size=31, sliding_window=4, max_window_layers=1, tie_wor
 MODELS = {"qwen2": QWEN2, "slides": SLIDES.double(), "mixed": MIXED.double()}
 
 
-LAYERS = {(name, n): taught(model, n, PROMPTS) for name, model in MODELS.items() for n in (1, 2, 3)}
+@cache
+def layers(name: str, n_depth: int) -> MTP:
+    """That have learned a little of what the model says."""
+    return taught(MODELS[name], n_depth, PROMPTS)
+
+
 KINDS = ["none", "growing", "static", "sliding", "paged", "layered"]
 lengths_of_prompts = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
@@ -45,7 +51,7 @@ lengths_of_prompts = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 def test_greedy_is_what_generate_says(
     name, n_depth, kind, lengths, n_draft, max_new_tokens, sampler, stop, chunk, seed
 ) -> None:
-    model, drafter = MODELS[name], MTPDrafter(LAYERS[name, n_depth])
+    model, drafter = MODELS[name], MTPDrafter(layers(name, n_depth))
     prompts = [token_ids(n, seed=seed + i, high=31).tolist() for i, n in enumerate(lengths)]
     want = complete(generate(model, prompts, max_new_tokens, sampler, stop))
     cache = None
@@ -95,7 +101,7 @@ def said(model, mtp: MTP, row: list[int], n: int, sampler: Sampler, draft=None):
 @pytest.mark.parametrize("n_depth", [1, 2, 3])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_drafts_are_those_of_the_row_without_a_cache(name, n_depth, sampler) -> None:
-    model, mtp, asked = MODELS[name], LAYERS[name, n_depth], []
+    model, mtp, asked = MODELS[name], layers(name, n_depth), []
 
     class Watched(MTPDrafter):
         def start(self, *given):
@@ -126,7 +132,7 @@ def test_drafts_are_those_of_the_row_without_a_cache(name, n_depth, sampler) -> 
 def test_each_column_is_computed_once_by_a_single_depth() -> None:
     """And of several depths, those that were made of drafts once more."""
     for n_depth in (1, 2):
-        mtp = LAYERS["qwen2", n_depth]
+        mtp = layers("qwen2", n_depth)
         shapes = []
         hooks = [
             layer.register_forward_hook(
@@ -262,7 +268,7 @@ def test_the_same_test_sees_drafts_judged_by_another_q() -> None:
 @given(lengths_of_prompts, st.integers(1, 5), st.integers(0, 1000), st.integers(1, 3))
 def test_a_row_of_a_batch_equals_the_row_alone(lengths, n_draft, seed, n_depth) -> None:
     prompts = [token_ids(n, seed=seed + i, high=31).tolist() for i, n in enumerate(lengths)]
-    drafter, sampler = MTPDrafter(LAYERS["qwen2", n_depth]), Sampler(temperature=1.3)
+    drafter, sampler = MTPDrafter(layers("qwen2", n_depth)), Sampler(temperature=1.3)
     together = rows_of(speculate(QWEN2, drafter, prompts, 12, sampler, n_draft, [4, 5], seed))
     for i, prompt in enumerate(prompts):
         alone = speculate(QWEN2, drafter, [prompt], 12, sampler, n_draft, [4, 5], seed + i)
@@ -270,7 +276,7 @@ def test_a_row_of_a_batch_equals_the_row_alone(lengths, n_draft, seed, n_depth) 
 
 
 def test_two_generations_of_one_model_do_not_hear_each_other() -> None:
-    drafter = MTPDrafter(LAYERS["qwen2", 2])
+    drafter = MTPDrafter(layers("qwen2", 2))
     want = [list(speculate(QWEN2, drafter, PROMPTS[i:], 12, GREEDY, 3)) for i in (0, 1)]
     runs = [speculate(QWEN2, drafter, PROMPTS[i:], 12, GREEDY, 3) for i in (0, 1)]
     found = [[], []]
@@ -281,7 +287,7 @@ def test_two_generations_of_one_model_do_not_hear_each_other() -> None:
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    mtp = LAYERS["qwen2", 1]
+    mtp = layers("qwen2", 1)
     QWEN2.train(), mtp.train()
     try:
         passes = list(speculate(QWEN2, MTPDrafter(mtp), PROMPTS, 9, GREEDY))
@@ -308,7 +314,7 @@ def test_a_drafter_that_does_not_listen_costs_no_hook() -> None:
 
 
 def test_layers_of_another_model_are_refused() -> None:
-    drafter = MTPDrafter(LAYERS["qwen2", 1])
+    drafter = MTPDrafter(layers("qwen2", 1))
     for model in (tiny_gpt2(vocab_size=31), tiny_qwen2(vocab_size=31, n_embd=36)):
         with pytest.raises(ValueError, match="made for states of n_embd=48, the model is a"):
             speculate(model, drafter, PROMPTS, 5)
