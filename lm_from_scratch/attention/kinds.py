@@ -1,17 +1,13 @@
 """The kinds of attention by name, and how one is put into a built model."""
 
-from typing import Any
-
 from torch import nn
 
-from lm_from_scratch.attention.attention import (
-    AttentionFunction,
-    formula_attention,
-    sdpa_attention,
-)
+from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.flex import flex_attention
+from lm_from_scratch.attention.layer import AttentionFunction, AttentionLayer
 from lm_from_scratch.attention.online_softmax import tiled_attention
-from lm_from_scratch.attention.sinks import SINK_KINDS
+from lm_from_scratch.attention.sdpa import sdpa_attention
+from lm_from_scratch.attention.sinks import SINK_KINDS, SinkLayer
 from lm_from_scratch.attention.varlen import packed_attention
 
 #: The kinds by name.
@@ -24,14 +20,14 @@ ATTENTION_KINDS: dict[str, AttentionFunction] = {
 }
 
 
-def attention_layers(model: nn.Module) -> list[Any]:
-    """The attention modules of a built model, in order: those with an ``attend`` function.
+def attention_layers(model: nn.Module) -> list[AttentionLayer]:
+    """The attention layers of a built model, in order.
 
     Raises ``ValueError`` if there are none.
     """
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "attend")]
+    layers = [module for module in model.modules() if isinstance(module, AttentionLayer)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no attention layer (no module with `attend`)")
+        raise ValueError(f"{type(model).__name__} has no attention layer")
     return layers
 
 
@@ -46,10 +42,10 @@ def use_attention_(model: nn.Module, kind: str) -> None:
     if kind not in ATTENTION_KINDS:
         raise ValueError(f"attention kind {kind!r} is not one of {sorted(ATTENTION_KINDS)}")
     layers = attention_layers(model)
-    if kind not in SINK_KINDS and any(hasattr(layer, "sinks") for layer in layers):
+    if kind not in SINK_KINDS and any(isinstance(layer, SinkLayer) for layer in layers):
         raise ValueError(f"attention kind {kind!r} has no sinks, only {sorted(SINK_KINDS)}")
     for layer in layers:
-        if hasattr(layer, "sinks"):
+        if isinstance(layer, SinkLayer):
             layer.compute = SINK_KINDS[kind]
         else:
             layer.attend = ATTENTION_KINDS[kind]

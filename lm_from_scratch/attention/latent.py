@@ -36,7 +36,8 @@ import math
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.attention.layer import AttentionFunction
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 
 

@@ -24,7 +24,7 @@ of the result :math:`O`:
 
 and from :math:`dS` the gradients of queries and keys. Memory grows with T + S, not with T times S.
 This is what the fused kernels do; here it is PyTorch, to be read. It is not faster than
-:func:`~lm_from_scratch.attention.attention.sdpa_attention`.
+:func:`~lm_from_scratch.attention.sdpa.sdpa_attention`.
 
 Sources: Milakov & Gimelshein, *Online normalizer calculation for softmax*, 2018, arXiv:1805.02867;
 Rabe & Staats, *Self-attention does not need O(n²) memory*, 2021, arXiv:2112.05682; Dao et al.,

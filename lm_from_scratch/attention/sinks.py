@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.attention.attention import AttentionFunction
 from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
+from lm_from_scratch.attention.layer import AttentionFunction, AttentionLayer
 from lm_from_scratch.attention.visibility import Visibility
 
 #: As ``AttentionFunction``, with the sinks (H,) after the visibility.
@@ -129,6 +129,26 @@ def with_sinks(sinks: Tensor, compute: SinkFunction = sink_attention) -> Attenti
         return compute(q, k, v, visibility, sinks, dropout)
 
     return attend
+
+
+class SinkLayer(AttentionLayer):
+    """An attention layer with ``sinks`` (H,), one for each head. ``compute`` is the function that
+    computes it, with sinks."""
+
+    sinks: Tensor
+    compute: SinkFunction
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
+    ) -> Tensor:
+        """Attention (B, H, T, D) with this layer's sinks, of q (B, H, T, D), k and v
+        (B, Hkv, S, D)."""
+        return self.compute(q, k, v, visibility, self.sinks, dropout)
+
+    def weigh(self, q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
+        """The weights (B, H, T, S) of q (B, H, T, D) and k (B, Hkv, S, D), for a recorder; the rest
+        of 1 is the sink's."""
+        return sink_weights(q, k, visibility, self.sinks)
 
 
 #: The kinds by name, as those without sinks.

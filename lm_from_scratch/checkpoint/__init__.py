@@ -2,6 +2,7 @@
 
 Read :mod:`~lm_from_scratch.checkpoint.weights` first: it reads and writes a model's folder, and is
 all that most callers need. :mod:`~lm_from_scratch.checkpoint.configs` translates ``config.json``,
+:mod:`~lm_from_scratch.checkpoint.architectures` says which model it is,
 :mod:`~lm_from_scratch.checkpoint.tensors` reads and writes the files of weights,
 :mod:`~lm_from_scratch.checkpoint.published` is what else a folder says,
 :mod:`~lm_from_scratch.checkpoint.ideas` says of any ``config.json`` which ideas its model uses,

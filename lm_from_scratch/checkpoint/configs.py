@@ -11,7 +11,6 @@ from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect
 from lm_from_scratch.checkpoint.rope_configs import built, rotation_from_dict, scaling_to_dict
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
 from lm_from_scratch.limits import shown
-from lm_from_scratch.models.causal_lm import Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import SLIDING, Qwen2Config
 
@@ -60,7 +59,7 @@ ELSEWHERE = {
 }
 
 
-def config_from_dict(config: Mapping[str, Any]) -> Config:
+def config_from_dict(config: Mapping[str, Any]) -> GPT2Config | Qwen2Config:
     """A config from the contents of a ``config.json``; keys that it does not know pass.
 
     A token id that the vocabulary does not have means none: the model can never produce it. (A
@@ -80,7 +79,9 @@ def config_from_dict(config: Mapping[str, Any]) -> Config:
     )
 
 
-def config_to_dict(config: Config, model_type: str | None = None) -> dict[str, Any]:
+def config_to_dict(
+    config: GPT2Config | Qwen2Config, model_type: str | None = None
+) -> dict[str, Any]:
     """The contents of a ``config.json`` that ``transformers`` understands. Where several families
     could have this config, ``model_type`` says which."""
     if isinstance(config, GPT2Config):
@@ -163,7 +164,7 @@ def _possible(ids: Any, vocab_size: Any) -> Any:
     return (there if isinstance(ids, list) else there[0]) if there else None
 
 
-def _written(config: Config, names: Mapping[str, str]) -> dict[str, Any]:
+def _written(config: GPT2Config | Qwen2Config, names: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a config under the names of a file; tuples are lists there."""
     values = {names.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

@@ -27,8 +27,8 @@ from lm_from_scratch.checkpoint.published import NOTHING, Published
 from lm_from_scratch.checkpoint.tensors import write_tensors
 from lm_from_scratch.checkpoint.weights import trained, write_config
 from lm_from_scratch.files import sha256
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import Classifier
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 
 #: What differs between two recipes, where the numbers say nothing to a reader.

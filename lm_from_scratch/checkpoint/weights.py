@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.experts import stacked, unstacked
 from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
@@ -41,10 +42,11 @@ from lm_from_scratch.checkpoint.tensors import (
     to_one_dtype,
     write_tensors,
 )
+from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.limits import shown
-from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.interface import CausalLM, Config
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import NAMES as TOKENIZER_FILES
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, use_packed_int8_
@@ -330,7 +332,7 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
     the token embedding where ours is the embedding. Experts are stacked. Raises ``ValueError`` for
     a name that stands there twice, and for a head that our model cannot have.
     """
-    tied = not isinstance(model, Classifier) and not hasattr(model, "lm_head")
+    head = model.head if isinstance(model, CausalLM) else None
     renamed = {}
     for name, tensor in tensors.items():
         name = _our_name(name, model)
@@ -338,11 +340,11 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
             raise ValueError(f"{name} is there twice, with and without the prefix")
         swap = TRANSPOSED.search(name) and tensor.dim() == 2
         renamed[name] = tensor.T.contiguous() if swap else tensor
-    if tied and "lm_head.weight" in renamed:
-        head = renamed.pop("lm_head.weight")
+    if isinstance(head, TiedHead) and "lm_head.weight" in renamed:
+        stored_head = renamed.pop("lm_head.weight")
         names = {id(tensor): name for name, tensor in model.named_parameters()}
-        embedding = names[id(model.head_weight)]
-        if not torch.equal(head, renamed.setdefault(embedding, head)):
+        embedding = names[id(head.weight)]
+        if not torch.equal(stored_head, renamed.setdefault(embedding, stored_head)):
             raise ValueError(
                 f"lm_head.weight differs from {embedding}: the head of this model is the "
                 "token embedding, so the checkpoint cannot be represented"

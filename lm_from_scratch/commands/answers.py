@@ -27,8 +27,8 @@ from lm_from_scratch.commands.prepared import (
     tokenizer_for,
 )
 from lm_from_scratch.limits import shown
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import Classifier
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text import tasks
 from lm_from_scratch.text.conversations import Answered

@@ -16,7 +16,7 @@ import torch
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import forward_seconds, generate_text
 from lm_from_scratch.instruments.layout import time_products
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 
 #: What is installed, for what, and the extra that brings it; without one, the package itself does.
 PACKAGES = (

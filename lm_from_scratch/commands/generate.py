@@ -31,7 +31,7 @@ from lm_from_scratch.generation.engine import Engine, Request, computed_dtype
 from lm_from_scratch.generation.generate import complete, generate, until
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.models.causal_lm import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM, Config
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -190,7 +190,7 @@ def engine_for(model: CausalLM, requests: Sequence[Request]) -> Engine:
     lengths = sorted(len(one.prompt) + one.max_new_tokens for one in requests)[-MANY:]
     heads, D, Dv = config.kv_shape
     blocks = sum(-(-length // size) for length in lengths)
-    dtype, device = computed_dtype(model), model.head_weight.device
+    dtype, device = computed_dtype(model), model.head.weight.device
     pool = BlockPool(config.n_layer, heads, D, blocks, size, dtype, device, Dv)
     return Engine(model, pool, max_batch=len(lengths))
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 import torch
 
 from lm_from_scratch.checkpoint.folders import shipped
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 
 KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
 

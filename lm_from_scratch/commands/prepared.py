@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.checkpoint.folders import local_folder, read_json
 from lm_from_scratch.checkpoint.published import NOTHING, Published, labels, read_published
@@ -21,9 +22,9 @@ from lm_from_scratch.checkpoint.state import SAID
 from lm_from_scratch.checkpoint.weights import Checkpoint, load_checkpoint
 from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import option, use_kernels
-from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.interface import CausalLM, Config
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.runs.distributed import Processes

@@ -9,7 +9,7 @@ from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.weights import load_checkpoint, plain_tensors, save_pretrained
 from lm_from_scratch.commands.generate import tokenizer_of
 from lm_from_scratch.commands.options import new_folder, not_empty, positive
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.program import PROGRAM
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, largest_code
 from lm_from_scratch.weights.quantize import WEIGHTS, quantize_, quantized_weights
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint, tokenizer = load_checkpoint(folder, "causal_lm"), tokenizer_of(folder)
     model = checkpoint.model
     before = sum(p.nbytes for p in model.parameters())
-    was = str(model.head_weight.dtype).removeprefix("torch.")
+    was = str(model.head.weight.dtype).removeprefix("torch.")
     model.to(getattr(torch, args.dtype))
     quantize_(model, args.bits, args.group_size, weight_only=args.weight_only)
     save_pretrained(model, out, tokenizer, published=checkpoint.published)

@@ -52,7 +52,7 @@ from lm_from_scratch.generation.generate import (
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import check_logits
 from lm_from_scratch.limits import Count, Number, require
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.batches import padded_batch
 
 EarlyStopping = bool | Literal["never"]
@@ -215,7 +215,7 @@ def _steps(
     cache: KVCache,
 ) -> Iterator[list[list[Hypothesis]]]:
     check_empty(cache)  # another search may have begun with it
-    batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)
+    batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head.weight.device)
     # Rows of one length need no positions; the model then knows that nothing is padding.
     unequal = len({len(prompt) for prompt in prompts}) > 1
     places = batch.positions if unequal else None

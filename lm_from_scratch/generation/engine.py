@@ -36,7 +36,8 @@ from lm_from_scratch.generation.generate import Chooser, check_prompts, check_se
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.limits import Count, require
-from lm_from_scratch.models.causal_lm import CausalLM, check_no_states
+from lm_from_scratch.models.blocks import check_no_states
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.batches import padded_batch
 
 #: What a pass over prompts costs besides its places, in places: the weights are read once more.
@@ -163,7 +164,7 @@ def whole(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def computed_dtype(model: CausalLM) -> torch.dtype:
     """In what keys and values are computed: under autocast not the dtype of the weights."""
-    weight = model.head_weight
+    weight = model.head.weight
     if torch.is_autocast_enabled(weight.device.type) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(weight.device.type)
     return weight.dtype
@@ -394,7 +395,7 @@ class Engine:
         places = batch.positions + starts
         positions = places.masked_fill(batch.positions == PADDING, PADDING)  # (B, T)
         cache = self.cache_type(self.pool, [running.row for running in group])
-        device = self.model.head_weight.device
+        device = self.model.head.weight.device
         idx, positions = batch.idx.to(device), positions.to(device)
         logits = prefill(self.model, idx, cache, positions=positions)  # (B, V)
         done.passes += 1

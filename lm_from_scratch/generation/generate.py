@@ -22,7 +22,7 @@ from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.limits import Count, is_integer, require, shown
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -270,7 +270,7 @@ def _steps(
     prefill_chunk: int | None,
 ) -> Iterator[list[int | None]]:
     check_empty(cache)  # another generation may have begun with it
-    batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head_weight.device)
+    batch = padded_batch(prompts, pad_token_id=0, side="left").to(model.head.weight.device)
     # Rows of one length need no positions; the model then knows that nothing is padding. Fixed
     # shapes want them all the same: a length that changes would be compiled into the graph.
     explicit = len({len(prompt) for prompt in prompts}) > 1 or isinstance(cache, StaticCache)

@@ -32,7 +32,7 @@ from lm_from_scratch.generation.speculative import (
     seen_before,
     uniform,
 )
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.models.mtp import MTP
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
@@ -102,7 +102,7 @@ class _SelfDraft:
     def _draft(
         self, rows: list[list[int]], wanted: list[int], generators: list[Generator]
     ) -> tuple[list[list[int]], Tensor]:
-        device = self.model.head_weight.device
+        device = self.model.head.weight.device
         # of each row that wants drafts: the token after each new column, and the column's state
         after = [row[a + 1 :] if n else [] for row, a, n in zip(rows, self.first, wanted)]
         known, places = continued(after, self.first, "left", device)  # (B, T)
@@ -128,7 +128,7 @@ class _SelfDraft:
             places = places.masked_fill(want[:, None] <= k, PADDING)
             cache = self.caches[depth - 1]
             h = self.mtp.step(self.model, depth, h, known, positions=places, cache=cache)
-            logits = self.model.project(h[:, -1], self.model.head_weight)  # (B, V)
+            logits = self.model.head(h[:, -1])  # (B, V)
             q.append(distribution(self.sampler, logits, seen))
             drawn.append(draw(q[-1].log(), u))
         tokens = torch.stack(drawn, dim=1).tolist()  # (B, K)

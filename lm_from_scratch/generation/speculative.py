@@ -48,7 +48,8 @@ from lm_from_scratch.generation.generate import (
 from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import Sampler, check_logits, draw
 from lm_from_scratch.limits import Count, require
-from lm_from_scratch.models.causal_lm import CausalLM, check_no_states
+from lm_from_scratch.models.blocks import check_no_states
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 
 
@@ -202,7 +203,7 @@ class ModelDrafter:
         if cache.length:
             cache.crop(torch.tensor(starts, device=cache.lengths.device))
         new = [row[start:] if n else [] for (row, _, n), start in zip(triples, starts, strict=True)]
-        device = self.model.head_weight.device
+        device = self.model.head.weight.device
         idx, positions = continued(new, starts, "left", device)
         chunk = self.prefill_chunk
         logits = prefill(self.model, idx, cache, positions=positions, chunk=chunk)  # (B, V)
@@ -300,7 +301,7 @@ def _passes(
     prefill_chunk: int | None,
 ) -> Iterator[Pass]:
     check_empty(cache)  # another generation may have begun with it
-    device = model.head_weight.device
+    device = model.head.weight.device
     idx, positions = continued(rows, [0] * len(rows), "left", device)
     places = positions if len({len(row) for row in rows}) > 1 else None
     with heard(model, propose):

@@ -28,7 +28,7 @@ from lm_from_scratch.generation.generate import (
 )
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.limits import Whole, require
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 CALL, RESULT = "<|tool_call|>", "<|tool_result|>"
@@ -79,7 +79,7 @@ def generate_with_tool(
     def steps() -> Iterator[Token]:
         choose = Chooser([ids], sampler or Sampler(), seed=seed)
         cache = cache_with_room(model, [ids], max_new_tokens)
-        device = model.head_weight.device
+        device = model.head.weight.device
         new, left, calls = ids, max_new_tokens, 0
         asked: list[int] | None = None  # the tokens of a call that is being written
         while True:

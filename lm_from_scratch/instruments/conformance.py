@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention.attention import AttentionFunction
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.layer import AttentionFunction
 from lm_from_scratch.attention.visibility import Visibility
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -34,6 +34,7 @@ from lm_from_scratch.instruments.onednn import (
     multiplies,
     onednn_linear,
 )
+from lm_from_scratch.layers.head import Head
 from lm_from_scratch.limits import Count, require
 
 #: The simplest first.
@@ -92,8 +93,11 @@ class Place:
     """Where a model multiplies with a weight: a linear layer, or the head of a language model."""
 
     module: Any
-    weight: nn.Parameter
-    is_head: bool = False  # the module is the model, and its `project` the product
+
+    @property
+    def weight(self) -> Any:
+        """The matrix (out, in)."""
+        return self.module.weight
 
     @property
     def kind(self) -> tuple[torch.Size, torch.dtype]:
@@ -108,8 +112,8 @@ class Place:
             product = Packed(self.weight, rows)
         else:
             self.weight.data = ordered(self.weight.data, layout)
-        if self.is_head:
-            self.module.project = product
+        if isinstance(self.module, Head):
+            self.module.product = product
         elif layout == "packed":
             self.module.__class__, self.module.packed = PackedLinear, product
         else:
@@ -124,21 +128,19 @@ def ordered(weight: Tensor, layout: str) -> Tensor:
 
 def places(model: nn.Module) -> list[Place]:
     """Where a built model multiplies with a plain weight in float32 or bfloat16 on a CPU."""
-    modules: list[Any] = list(model.modules())
-    heads = {id(module.head_weight) for module in modules if hasattr(module, "project")}
-    products = (F.linear, onednn_linear)  # a head with another, a kernel, keeps that
     layers = (nn.Linear, OneDNNLinear, PackedLinear)
-    found = []
-    for module in modules:
-        if hasattr(module, "project"):
-            if module.project in products or isinstance(module.project, Packed):
-                found.append(Place(module, module.head_weight, is_head=True))
-        elif type(module) in layers and id(module.weight) not in heads:
-            found.append(Place(module, module.weight))
-    return [place for place in found if can_lie_anywhere(place.weight)]
+    multiplying = [m for m in model.modules() if type(m) in layers or computes_plainly(m)]
+    return [Place(module) for module in multiplying if can_lie_anywhere(module.weight)]
 
 
-def can_lie_anywhere(weight: Tensor) -> bool:
+def computes_plainly(module: nn.Module) -> bool:
+    """Whether this is a head that no kernel computes, which would keep its own product."""
+    return isinstance(module, Head) and (
+        module.product in (F.linear, onednn_linear) or isinstance(module.product, Packed)
+    )
+
+
+def can_lie_anywhere(weight: Any) -> bool:
     """Whether this is a plain parameter, neither quantised nor cut into shares, that
     :func:`lay_out_` can lay out."""
     plain = type(weight) is nn.Parameter and not weight.is_inference()

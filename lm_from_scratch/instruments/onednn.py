@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.layers.head import Head
 from lm_from_scratch.weights.quantize import quantized_weights
 
 
@@ -96,7 +97,7 @@ class OneDNNLinear(nn.Linear):
 
 
 def use_onednn_(model: nn.Module) -> None:
-    """Make every ``nn.Linear`` and the tied head of a built float32 model compute with oneDNN.
+    """Make every ``nn.Linear`` and the head of a built float32 model compute with oneDNN.
 
     The layers keep their parameters: an optimizer that was built before goes on working. Raises
     ``ValueError`` for quantised weights, and for what is not float32 on a CPU.
@@ -115,8 +116,8 @@ def use_onednn_(model: nn.Module) -> None:
         if type(module) in (nn.Linear, PackedLinear):
             module.__class__ = OneDNNLinear
             vars(module).pop("packed", None)
-        elif hasattr(module, "project"):
-            module.project = onednn_linear
+        elif isinstance(module, Head):
+            module.product = onednn_linear
 
 
 def refuse_quantized(model: nn.Module) -> None:

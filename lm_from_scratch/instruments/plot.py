@@ -14,7 +14,7 @@ from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.drawings.canvas import COLOURS, LIGHT_GREY, printable
 from lm_from_scratch.drawings.canvas import GREY as GREY  # pages take it from here
 from lm_from_scratch.instruments.record import record_attention
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.tokenizer import Tokenizer
 

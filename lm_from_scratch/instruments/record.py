@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.attention import AttentionFunction, attention_weights
+from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.gqa import repeat_kv
 from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.layer import AttentionFunction
+from lm_from_scratch.attention.sinks import SinkLayer
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.models.blocks import blocks
 
@@ -33,7 +35,10 @@ def record_attention(model: nn.Module) -> Iterator[list[list[Tensor]]]:
     """
 
     def weights(layer: Any, q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
-        return getattr(layer, "weigh", attention_weights)(q, k, visibility)  # sinks weigh, too
+        weigh = (
+            layer.weigh if isinstance(layer, SinkLayer) else attention_weights
+        )  # sinks weigh, too
+        return weigh(q, k, visibility)
 
     with _recorded(model, weights) as maps:
         yield maps

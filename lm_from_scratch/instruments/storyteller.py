@@ -14,7 +14,7 @@ from torch import Tensor
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.instruments.record import record_hidden_states
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.plots import PlotConfig, config_of_corpus, make_plot

@@ -17,6 +17,7 @@ from lm_from_scratch.checkpoint.folders import (
 from lm_from_scratch.checkpoint.tensors import read_file
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.weights.lora import adapters, add_lora_, backbone_linears
 
 PREFIX = "base_model.model."
@@ -90,7 +91,7 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
     gpt2 = isinstance(getattr(getattr(model, "backbone", None), "config", None), GPT2Config)
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if hasattr(model, "head_weight") else None,
+        "task_type": "CAUSAL_LM" if isinstance(model, CausalLM) else None,
         "r": first.rank,
         "lora_alpha": first.alpha,
         "lora_dropout": first.dropout,

@@ -129,7 +129,7 @@ def merge_kernel(
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """:func:`lm_from_scratch.attention.attention.sdpa_attention` of q (B, H, 1, D), k and v (B,
+    """:func:`lm_from_scratch.attention.sdpa.sdpa_attention` of q (B, H, 1, D), k and v (B,
     Hkv, S, D), no gradient.
 
     Where the visibility is dense, no position is read, and keys before the window are not visited.

@@ -24,6 +24,7 @@ from lm_from_scratch.layers.activation import GatedMLP, gated_silu
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import apply_partial_rope, unrotated
 from lm_from_scratch.models import gpt2, qwen2, qwen3
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.quantize import quantized_weights
 
@@ -85,7 +86,7 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
             found.append((module, attribute, kernel, name))
     counts = {name: sum(which == name for *_, which in found) for name in known}
     codes = [w for w in quantized_weights(model).values() if isinstance(w, Int8Weight)]
-    heads: list[Any] = [module for module in model.modules() if hasattr(module, "head_weight")]
+    heads: list[Any] = [module for module in model.modules() if isinstance(module, CausalLM)]
     counts[LOSS] = len(heads) if LOSS in (only or known) else 0
     counts[INT8] = len(codes) if INT8 in (only or known) else 0
     missing = [name for name in only or () if not counts[name]]

@@ -1,6 +1,12 @@
-"""The blocks of a built model."""
+"""The blocks of a built model, and which of them carry a state."""
+
+from typing import Any
 
 from torch import nn
+
+from lm_from_scratch.attention.layer import AttentionLayer
+from lm_from_scratch.cache.interface import RecurrentLayer
+from lm_from_scratch.limits import shown
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:
@@ -10,8 +16,22 @@ def blocks(model: nn.Module) -> nn.ModuleList:
     Raises ``ValueError`` if there is none.
     """
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and any(
-            hasattr(m, "attend") or hasattr(m, "delta_rule") for m in module.modules()
-        ):
+        if isinstance(module, nn.ModuleList) and has(module, (AttentionLayer, RecurrentLayer)):
             return module
-    raise ValueError(f"{type(model).__name__} has no attention layer (no module with `attend`)")
+    raise ValueError(f"{type(model).__name__} has no attention layer")
+
+
+def check_no_states(model: nn.Module, what: str) -> None:
+    """Raises ``ValueError`` for a ``model`` whose layers keep a state in place of keys, named by
+    ``what`` would take tokens back or share them."""
+    layers = [number for number, block in enumerate(blocks(model)) if has(block, RecurrentLayer)]
+    if layers:
+        raise ValueError(
+            f"{what} is not supported for a {type(model).__name__}: layers {shown(layers)} keep a "
+            "state, which cannot go back to an earlier token"
+        )
+
+
+def has(module: nn.Module, kind: Any) -> bool:
+    """Whether a module of that kind, or of those, is within this one."""
+    return any(isinstance(part, kind) for part in module.modules())

@@ -33,8 +33,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
 from lm_from_scratch.attention.latent import absorbed, expanded, multiplications
+from lm_from_scratch.attention.layer import AttentionLayer
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.activation import Activation, GatedMLP
@@ -126,14 +127,13 @@ def sharpness(scaling: RopeScaling | None) -> float:
     return (0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1.0) ** 2
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(AttentionLayer):
     """Causal self-attention of ``x`` (B, T, C), whose cache holds a latent and a turned key for
     each token: (B, 1, S, R) in the place of keys, (B, 1, S, Dr) in that of values.
 
     The norms have an ``eps`` of their own, whatever the config says of the others.
     """
 
-    attend: AttentionFunction
     rotate: Rotate
 
     def __init__(self, config: DeepseekV3Config) -> None:

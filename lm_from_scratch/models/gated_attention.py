@@ -19,7 +19,8 @@ is that of Qwen3-Next.
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.attention.layer import AttentionLayer
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.norm import ZeroCentredRMSNorm
@@ -27,12 +28,11 @@ from lm_from_scratch.layers.rope import Rotate, apply_rope
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 
-class GatedAttention(nn.Module):
+class GatedAttention(AttentionLayer):
     """Causal self-attention of ``x`` (B, T, C) whose H heads have a gate for each of their D
     features. ``qkv_bias`` of the config is for all four projections, as ``attention_bias`` of
     published configs; ``rotate`` may turn a part of the features alone."""
 
-    attend: AttentionFunction
     rotate: Rotate
 
     def __init__(self, config: Qwen2Config, rotate: Rotate = apply_rope) -> None:

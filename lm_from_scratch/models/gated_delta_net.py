@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import LayerCache
+from lm_from_scratch.cache.interface import LayerCache, RecurrentLayer
 from lm_from_scratch.layers.activation import ACTIVATIONS
 from lm_from_scratch.layers.delta_rule import (
     DeltaRule,
@@ -47,7 +47,7 @@ class GatedRMSNorm(RMSNorm):
         return (y * F.silu(gate.to(torch.promote_types(gate.dtype, torch.float32)))).to(x.dtype)
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(RecurrentLayer):
     """The layer, of ``x`` (B, T, C). ``delta_rule`` is the function that reads several tokens; one
     alone takes the recurrent form.
 

@@ -25,13 +25,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.attention.layer import AttentionLayer
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, known
 from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.embedding import embedded
+from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.layers.norm import LayerNorm
 from lm_from_scratch.limits import Count, Positive, Share, TokenId, TokenIds, check, multiple_of
+from lm_from_scratch.models.interface import CausalLM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +89,9 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-class Attention(nn.Module):
+class Attention(AttentionLayer):
     """Causal self-attention of ``x`` (B, T, C) with H heads. ``visibility`` says which keys a query
-    sees: none after itself. ``attend`` computes it: an attribute, so that a built model can be
-    given another function."""
-
-    attend: AttentionFunction
+    sees: none after itself. ``attend`` is the function that computes it."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -201,6 +201,11 @@ class GPT2Model(nn.Module):
             x = block(x, seen[layer], cache[layer])
         return self.ln_f(x)
 
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The table of the tokens' vectors."""
+        return self.wte
+
     def _check_length(self, positions: Tensor | None, length: int) -> None:
         if positions is not None:  # where they are not known, the lookup has its own check
             length = known(positions.max(), otherwise=-1) + 1
@@ -211,29 +216,20 @@ class GPT2Model(nn.Module):
             )
 
 
-class GPT2LMHeadModel(nn.Module):
-    """GPT-2 with its language-model head.
-
-    The head *is* the token embedding, used the other way round: there is no second matrix that
-    loading, replacing or moving a weight could separate from the first. ``project`` applies
-    it: an attribute, like ``attend``.
-    """
+class GPT2LMHeadModel(CausalLM):
+    """GPT-2 with its language-model head, which is the token embedding, used the other way
+    round."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
         self.transformer = GPT2Model(config)
-        self.project = F.linear
+        self.lm_head = TiedHead(self.transformer)
 
     @property
     def backbone(self) -> GPT2Model:
         """The model without its head."""
         return self.transformer
-
-    @property
-    def head_weight(self) -> Tensor:
-        """(V, C): the token embedding."""
-        return self.transformer.wte.weight
 
     def forward(
         self,
@@ -249,4 +245,4 @@ class GPT2LMHeadModel(nn.Module):
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
         x = self.transformer(idx, positions=positions, documents=documents, cache=cache)
-        return self.project(x[:, keep], self.head_weight)
+        return self.lm_head(x[:, keep])

@@ -77,7 +77,7 @@ class MTP(nn.Module):
         self.n_embd, self.window = model.config.n_embd, model.config.windows[-1]
         self.layers = nn.ModuleList(MTPLayer(model) for _ in range(n_depth))
         self.init_weights(model.config.initializer_range)
-        self.to(model.head_weight)
+        self.to(model.head.weight)
 
     @torch.no_grad()
     def init_weights(self, initializer_range: float) -> None:

@@ -21,14 +21,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.attention.layer import AttentionLayer
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
 from lm_from_scratch.layers.activation import Activation, GatedMLP
 from lm_from_scratch.layers.embedding import embedded
+from lm_from_scratch.layers.head import Head, TiedHead
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, apply_rope
 from lm_from_scratch.limits import (
@@ -43,6 +44,7 @@ from lm_from_scratch.limits import (
     check,
     multiple_of,
 )
+from lm_from_scratch.models.interface import CausalLM
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # the words of published configs
 
@@ -151,14 +153,13 @@ SIZES: dict[str, dict[str, int | bool]] = {
 }  # fmt: skip
 
 
-class Attention(nn.Module):
+class Attention(AttentionLayer):
     """Causal self-attention of ``x`` (B, T, C): H query heads share Hkv key and value heads.
 
     ``attend`` is the function that computes it, ``rotate`` the one that turns queries and keys to
     their positions. The keys are turned before they enter the cache, and never touched again.
     """
 
-    attend: AttentionFunction
     rotate: Rotate
 
     def __init__(self, config: Qwen2Config, rotate: Rotate = apply_rope) -> None:
@@ -279,14 +280,15 @@ class Qwen2Model(nn.Module):
             x = block(x, rotation, seen[layer], cache[layer])
         return self.norm(x)
 
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The table of the tokens' vectors."""
+        return self.embed_tokens
 
-class Qwen2ForCausalLM(nn.Module):
-    """Qwen2 with its language-model head.
 
-    A tied head *is* the token embedding, used the other way round: there is no second matrix that
-    loading, replacing or moving a weight could separate from the first. An untied head is
-    ``lm_head``. ``project`` is the function that applies it.
-    """
+class Qwen2ForCausalLM(CausalLM):
+    """Qwen2 with its language-model head, which is the token embedding, used the other way round,
+    or has a matrix of its own."""
 
     backbone_class = Qwen2Model
 
@@ -294,21 +296,16 @@ class Qwen2ForCausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.model = self.backbone_class(config)
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head: Head = TiedHead(self.model)
+        else:
+            self.lm_head = Head(config.n_embd, config.vocab_size)
             nn.init.normal_(self.lm_head.weight, 0.0, config.initializer_range)
-        self.project = F.linear
 
     @property
     def backbone(self) -> Qwen2Model:
         """The model without its head."""
         return self.model
-
-    @property
-    def head_weight(self) -> Tensor:
-        """(V, C): the embedding if they are tied."""
-        tied = self.config.tie_word_embeddings
-        return self.model.embed_tokens.weight if tied else self.lm_head.weight
 
     def forward(
         self,
@@ -324,4 +321,4 @@ class Qwen2ForCausalLM(nn.Module):
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
         x = self.model(idx, positions=positions, documents=documents, cache=cache)
-        return self.project(x[:, keep], self.head_weight)
+        return self.lm_head(x[:, keep])

@@ -22,7 +22,8 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.attention import AttentionFunction, sdpa_attention
+from lm_from_scratch.attention.layer import AttentionLayer
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.activation import Activation
@@ -82,12 +83,11 @@ SIZES: dict[str, dict[str, int | bool]] = {
 }
 
 
-class Attention(nn.Module):
+class Attention(AttentionLayer):
     """Causal self-attention of ``x`` (B, T, C): H query heads share Hkv key and value heads, and
     each query and key of D features is normalised before it is turned. The two norms have one
     weight of D numbers each, for all heads."""
 
-    attend: AttentionFunction
     rotate: Rotate
 
     def __init__(self, config: Qwen2Config) -> None:

@@ -11,21 +11,20 @@ Source: OpenAI, *gpt-oss-120b & gpt-oss-20b Model Card*, 2025, arXiv:2508.10925.
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.attention.sinks import SinkFunction, sink_attention, sink_weights
+from lm_from_scratch.attention.sinks import SinkLayer, sink_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.rope import Rotate, apply_rope
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 
-class SinkAttention(nn.Module):
+class SinkAttention(SinkLayer):
     """Causal self-attention of ``x`` (B, T, C) with a sink for each of its H heads.
 
-    ``compute`` is the function that computes it, with sinks. ``qkv_bias`` of the config is for all
-    four projections, as ``attention_bias`` of published configs.
+    ``qkv_bias`` of the config is for all four projections, as ``attention_bias`` of published
+    configs.
     """
 
-    compute: SinkFunction
     rotate: Rotate
 
     def __init__(self, config: Qwen2Config) -> None:
@@ -40,18 +39,6 @@ class SinkAttention(nn.Module):
         self.attention_dropout = config.attention_dropout
         self.compute = sink_attention
         self.rotate = apply_rope
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
-    ) -> Tensor:
-        """Attention (B, H, T, D) with this layer's sinks, of q (B, H, T, D), k and v
-        (B, Hkv, S, D)."""
-        return self.compute(q, k, v, visibility, self.sinks, dropout)
-
-    def weigh(self, q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
-        """The weights (B, H, T, S) of q (B, H, T, D) and k (B, Hkv, S, D), for a recorder; the rest
-        of 1 is the sink's."""
-        return sink_weights(q, k, visibility, self.sinks)
 
     def forward(
         self,

@@ -6,7 +6,7 @@ It is asked about plots that it was not trained on, and the stories that it tell
 from typing import Any
 
 from lm_from_scratch.instruments.storyteller import answered, new_plots, told
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.plots import PlotConfig
 from lm_from_scratch.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from typing import Any
 from lm_from_scratch.checkpoint.published import end_tokens
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tasks import held_out_questions, prompt, task_named
 from lm_from_scratch.text.tokenizer import Tokenizer
 

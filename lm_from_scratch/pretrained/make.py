@@ -44,7 +44,7 @@ from lm_from_scratch.checkpoint.folders import (
     write_json,
 )
 from lm_from_scratch.checkpoint.weights import from_pretrained, write_model
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.pretrained.coherence import coherence
 from lm_from_scratch.pretrained.exact_match import of_task
 from lm_from_scratch.pretrained.readme import readme, stride

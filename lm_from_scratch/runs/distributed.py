@@ -44,8 +44,8 @@ from lm_from_scratch.checkpoint.state import (
     save_training_state,
 )
 from lm_from_scratch.checkpoint.weights import trained, write_config
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import Classifier
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.runs.sharded import sharded, whole
 from lm_from_scratch.text.targets import IGNORE

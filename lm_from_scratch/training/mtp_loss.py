@@ -38,7 +38,7 @@ def mtp_losses(
     states = mtp(model, h, idx, positions=positions, documents=documents)
     return [
         chunked_causal_lm_loss(
-            state, model.head_weight, mtp_targets(idx, depth, positions=positions)
+            state, model.head.weight, mtp_targets(idx, depth, positions=positions)
         )
         for depth, state in enumerate(states, 1)
     ]

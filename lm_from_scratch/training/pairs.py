@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_from_scratch.limits import Count, Positive, require
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import Batch, Shuffled, in_order
 from lm_from_scratch.text.conversations import Answered, targets_of
@@ -140,7 +140,7 @@ class PairBatches:
 def preferred(model: CausalLM, pairs: PairBatches) -> int:
     """In how many of the pairs the model has moved towards the chosen answer, from the reference
     and more than towards the rejected one."""
-    objective, device, won = pairs.loss(model, pairs.dtype), model.head_weight.device, 0
+    objective, device, won = pairs.loss(model, pairs.dtype), model.head.weight.device, 0
     with evaluating(model):
         for batch in pairs.each_once():
             fields = {k: t for k, t in vars(batch.to(device)).items() if k != "documents"}
@@ -162,7 +162,7 @@ def reference_log_probs(
 ) -> Tensor:
     """The log-probability (N,) of each answer after its question, in evaluation mode, with products
     in ``dtype``."""
-    device, found = model.head_weight.device, []
+    device, found = model.head.weight.device, []
     with evaluating(model):
         for first in range(0, len(answers), 2 * batch_size):
             batch = targets_of(answers[first : first + 2 * batch_size]).to(device)

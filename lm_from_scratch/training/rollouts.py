@@ -18,7 +18,7 @@ from torch import Tensor
 from lm_from_scratch.generation.generate import check_prompts, complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.limits import Count, NotNegative, require
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batches import Batch, Shuffled
 from lm_from_scratch.text.conversations import Answered, targets_of
@@ -201,7 +201,7 @@ class Rollouts:
 def log_probs_by(model: CausalLM, batch: Batch, dtype: str) -> Tensor:
     """The log-probability (B, T) of each target of the ``batch``, in evaluation mode, with products
     in ``dtype``."""
-    there = batch.to(model.head_weight.device)
+    there = batch.to(model.head.weight.device)
     with evaluating(model), autocast(there.idx.device, dtype):
         logits = model(there.idx, positions=there.positions)
         return token_log_probs(logits, there.targets).cpu()

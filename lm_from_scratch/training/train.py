@@ -36,8 +36,8 @@ from lm_from_scratch.limits import (
     is_plain,
 )
 from lm_from_scratch.models.blocks import blocks
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
@@ -209,7 +209,7 @@ class Loss(Objective):
                 return self.loss(self.model(idx, positions=positions), targets)
             if self.chunked:
                 x = self.model.backbone(idx, positions=positions, documents=documents)
-                return self.chunked_loss(x, self.model.head_weight, targets)
+                return self.chunked_loss(x, self.model.head.weight, targets)
             return self.loss(self.model(idx, positions=positions, documents=documents), targets)
 
 

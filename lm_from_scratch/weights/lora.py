@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.limits import Count, Positive, Share, require
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
@@ -99,7 +100,7 @@ def add_lora_(
             raise ValueError(f"{name} is quantised, so it cannot be trained")
         if name.rpartition(".")[0] in maps:
             raise ValueError(f"{name} is part of a linear map, of which only an adapter is trained")
-        if parameter is getattr(model, "head_weight", None) and name != "lm_head.weight":
+        if any(isinstance(m, TiedHead) and m.weight is parameter for m in model.modules()):
             raise ValueError(f"{name} is the head as well: peft would train only one of the two")
     generator = torch.Generator().manual_seed(seed)
     pairs = []

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.layers.head import Head
 from lm_from_scratch.weights.int4 import Int4Weight
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.packed_int8 import use_packed_int8_
@@ -76,16 +77,15 @@ def dequantize_(model: nn.Module) -> None:
 def multiplied(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights of every ``nn.Linear`` and of the head, by name. Raises ``ValueError`` for a head
     that computes with another function."""
-    found = set()
+    weights = set()
     for module in model.modules():
-        project = getattr(module, "project", F.linear)
-        if project is not F.linear:
-            raise ValueError(f"the head computes with {project}: quantise before you change that")
-        if hasattr(module, "head_weight"):
-            found.add(id(module.head_weight))
-        elif isinstance(module, nn.Linear):
-            found.add(id(module.weight))
-    return {name: p for name, p in model.named_parameters() if id(p) in found}
+        if isinstance(module, Head) and module.product is not F.linear:
+            raise ValueError(
+                f"the head computes with {module.product}: quantise before you change that"
+            )
+        if isinstance(module, nn.Linear | Head):
+            weights.add(id(module.weight))
+    return {name: p for name, p in model.named_parameters() if id(p) in weights}
 
 
 def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:

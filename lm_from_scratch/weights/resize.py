@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.limits import Count, require
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import Classifier
+from lm_from_scratch.models.interface import CausalLM
 
 
 @torch.no_grad()
@@ -22,8 +23,9 @@ def resize_token_embeddings_(model: CausalLM | Classifier, vocab_size: int) -> N
     """
     require(Count, vocab_size=vocab_size)
     config: Any = replace(model.backbone.config, vocab_size=vocab_size)
-    names = ("wte", "embed_tokens", "lm_head")
-    tables: list[Any] = [m for name, m in model.named_modules() if name.split(".")[-1] in names]
+    tables: list[Any] = [model.backbone.embedding]
+    if isinstance(model, CausalLM) and not isinstance(model.head, TiedHead):
+        tables.append(model.head)
     for table in tables:
         if type(table.weight) is not nn.Parameter:
             raise ValueError(f"the embedding is a {type(table.weight).__name__}: resize it before")
@@ -34,8 +36,7 @@ def resize_token_embeddings_(model: CausalLM | Classifier, vocab_size: int) -> N
         kept = min(vocab_size, len(old))
         new[:kept] = old[:kept]
         table.weight = nn.Parameter(new, requires_grad=old.requires_grad)
-        count = "num_embeddings" if isinstance(table, nn.Embedding) else "out_features"
-        setattr(table, count, vocab_size)
+    model.backbone.embedding.num_embeddings = vocab_size
     for module in model.modules():
         if hasattr(module, "config"):
             module.config = config

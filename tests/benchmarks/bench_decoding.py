@@ -25,13 +25,14 @@ from measure import Row, Size
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import cache_for
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import decode, generate, prefill
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.layout import LAYOUTS, lay_out_
 from lm_from_scratch.interop.caches import from_legacy, to_transformers
-from lm_from_scratch.models.causal_lm import CausalLM, Config, build
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
+from lm_from_scratch.models.interface import CausalLM, Config
 from lm_from_scratch.models.qwen2 import SIZES as QWEN2_SIZES
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.weights.quantize import quantize_
@@ -129,7 +130,7 @@ def laid_out(model: CausalLM, rows: int) -> dict[str, tuple[CausalLM, str]]:
     """The model as a newcomer runs it, and with each layout that its weights can have here, with
     what to note."""
     kinds = {}
-    for kind, layouts in kinds_of(model.head_weight.dtype).items():
+    for kind, layouts in kinds_of(model.head.weight.dtype).items():
         copied = copy.deepcopy(model)
         with contextlib.suppress(ValueError):  # oneDNN packs no bfloat16 on this processor
             choice = lay_out_(copied, rows, layouts)
@@ -142,7 +143,7 @@ def weight_bytes(model: CausalLM) -> int:
     looked_up = [
         module.weight
         for module in model.modules()
-        if isinstance(module, torch.nn.Embedding) and module.weight is not model.head_weight
+        if isinstance(module, torch.nn.Embedding) and module.weight is not model.head.weight
     ]
     return sum(p.nbytes for p in model.parameters() if all(p is not t for t in looked_up))
 

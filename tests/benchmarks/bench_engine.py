@@ -25,7 +25,7 @@ from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.layout import lay_out_
-from lm_from_scratch.models.causal_lm import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM, Config
 
 BATCHING, PADDED = "transformers, continuous batching", "transformers, padded batches"
 TARGET = 1.4  # over their continuous batching
@@ -55,7 +55,7 @@ def our_run(model: CausalLM, requests: Load, batch: int) -> Callable[[], list[li
     heads = getattr(config, "n_kv_head", config.n_head)
     most = max(len(prompt) + new for prompt, new in requests)
     blocks = batch * -(-most // BLOCK)
-    dtype = model.head_weight.dtype
+    dtype = model.head.weight.dtype
     pool = BlockPool(config.n_layer, heads, config.head_dim, blocks, BLOCK, dtype)
 
     def run() -> list[list[int]]:

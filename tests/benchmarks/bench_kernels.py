@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.attention import attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.roofline import FILE, GPU, MARKERS, Cost
 from lm_from_scratch.layers import activation, norm, rope
@@ -379,9 +379,7 @@ def flash(s: Setting) -> Iterable[Row]:
         pairs = int((positions.expand(B, T) + 1).sum())
         product = 2 * H * D * pairs
         q, k, v = (s.randn(B, T, heads, D).transpose(1, 2) for heads in (H, Hkv, Hkv))
-        functions = (
-            functools.partial(f, visibility=visibility) for f in (kernel, attention.sdpa_attention)
-        )
+        functions = (functools.partial(f, visibility=visibility) for f in (kernel, sdpa_attention))
         yield from rows_of(
             s, "flash_attention, documents" if packed else "flash_attention",
             f"{B} x {H}/{Hkv} x {T} x {D}", (*functions, None), (q, k, v),
@@ -402,8 +400,7 @@ def decoding(s: Setting) -> Iterable[Row]:
     shape = f"{B} x {H}/{Hkv} x {S} x {D}"
     operations = (4 * B * H * S * D,)
     functions = (
-        functools.partial(f, visibility=visibility)
-        for f in (decode_attention, attention.sdpa_attention)
+        functools.partial(f, visibility=visibility) for f in (decode_attention, sdpa_attention)
     )
     yield from rows_of(s, "decode_attention", shape, (*functions, None), (q, k, v), operations)
 
@@ -412,8 +409,7 @@ def decoding(s: Setting) -> Iterable[Row]:
     padded = Visibility(real[:, -1:], real)
     hidden = int(padding.sum())
     functions = (
-        functools.partial(f, visibility=padded)
-        for f in (decode_attention, attention.sdpa_attention)
+        functools.partial(f, visibility=padded) for f in (decode_attention, sdpa_attention)
     )
     yield from rows_of(
         s, "decode_attention, left-padded", shape, (*functions, None), (q, k, v),
@@ -431,7 +427,7 @@ def decoding(s: Setting) -> Iterable[Row]:
 
     def gathered(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         held = (Paged(memory, table, lengths, 16, S).gather() for memory in (keys, values))
-        return attention.sdpa_attention(q, *held, visibility)
+        return sdpa_attention(q, *held, visibility)
 
     yield from rows_of(
         s, "paged_attention", shape, (over_pages, gathered, None), (q, keys, values), operations,
@@ -572,8 +568,8 @@ PROMPT = 64
 
 def decode_rates(setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
     """Tokens per second of Qwen2-0.5B with random weights, greedy, after a prompt."""
+    from lm_from_scratch.checkpoint.architectures import build
     from lm_from_scratch.kernels.model import use_kernels_
-    from lm_from_scratch.models.causal_lm import build
     from lm_from_scratch.models.qwen2 import Qwen2Config
 
     tiny = dict(vocab_size=97, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, intermediate_size=48)

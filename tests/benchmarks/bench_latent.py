@@ -18,9 +18,9 @@ import torch
 from measure import FULL, Row, Size
 
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import decode, prefill
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, LatentAttention
 
 CONFIG = DeepseekV3Config(

@@ -59,7 +59,7 @@ def step_of(shape: str, kind: str, dtype: str) -> tuple[nn.Module, Callable[[], 
             if kind == THEIRS:
                 loss = model(idx, labels=idx).loss
             elif "chunked" in kind:
-                loss = chunked_causal_lm_loss(model.model(idx), model.head_weight, targets)
+                loss = chunked_causal_lm_loss(model.model(idx), model.head.weight, targets)
             else:
                 loss = causal_lm_loss(model(idx), targets)
         loss.backward()

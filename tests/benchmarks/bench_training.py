@@ -17,8 +17,8 @@ from transformers import GPT2LMHeadModel as HFModel
 
 from lm_from_scratch.instruments.layout import simplest_fast, time_products
 from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.batches import Batch
 from lm_from_scratch.training.train import (
     Loss,

@@ -37,7 +37,7 @@ def taught(model: Qwen2ForCausalLM, n_depth: int, prompts: Any, steps: int = 12)
     """Layers that have learned a little of the model's own greedy text, so that their drafts are
     right now and then."""
     texts = complete(generate(model, prompts, 24, GREEDY))
-    mtp = enlarged(model, n_depth).to(model.head_weight)
+    mtp = enlarged(model, n_depth).to(model.head.weight)
     optimizer = torch.optim.Adam(mtp.parameters(), lr=1e-2)
     for _ in range(steps):
         for prompt, text in zip(prompts, texts, strict=True):

@@ -8,9 +8,9 @@ from torch import nn
 
 from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import with_template

@@ -21,9 +21,9 @@ from kernel_checks import (
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor
 
-from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.online_softmax import tiled_attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache

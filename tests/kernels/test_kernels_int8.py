@@ -231,8 +231,8 @@ def test_a_model_computes_with_it(
     assert use_int8_kernel_(ours) == 8  # again: nothing is lost
     same(ours(idx), plain(idx))
     tied = ours.get_parameter("model.embed_tokens.weight")
-    assert tied is ours.head_weight and isinstance(tied, KernelInt8Weight)
-    assert torch.equal(F.embedding(idx, tied), F.embedding(idx, plain.head_weight))
+    assert tied is ours.head.weight and isinstance(tied, KernelInt8Weight)
+    assert torch.equal(F.embedding(idx, tied), F.embedding(idx, plain.head.weight))
 
 
 def test_adapters_get_their_gradients(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:

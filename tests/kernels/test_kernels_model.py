@@ -28,7 +28,7 @@ from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.paged import KernelPagedCache
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.train import Loss
 from lm_from_scratch.weights.quantize import quantize_

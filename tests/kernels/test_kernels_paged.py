@@ -12,8 +12,8 @@ from tiny_models import tiny_qwen2, token_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, attention_layers
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache

@@ -31,7 +31,7 @@ MISTAKES = {
          f"-torch.inf){SOFTMAX}"),
         ("softmax over the queries", "softmax(scores, dim=-1)", "softmax(scores, dim=-2)"),
     ],
-    "attention.attention:sdpa_attention": [
+    "attention.sdpa:sdpa_attention": [
         ("no 1/sqrt(D)", "enable_gqa=Hkv != H", "enable_gqa=Hkv != H, scale=1.0"),
         ("1/sqrt(C)", "enable_gqa=Hkv != H", "enable_gqa=Hkv != H, scale=(H * D) ** -0.5"),
     ],

@@ -41,7 +41,7 @@ def test_the_states_of_the_tour_are_those_of_the_model() -> None:
     model, tokenizer = load_shipped(tour.MODEL)
     ids = tokenizer.start(widgets.PROMPT)
     states = tour.stages(model.eval(), ids)
-    block, x = model.backbone.layers[0], model.head_weight[ids]  # type: ignore[union-attr]
+    block, x = model.backbone.layers[0], model.head.weight[ids]  # type: ignore[union-attr]
     seen: list[torch.Tensor] = []
     hook = block.register_forward_hook(lambda _, __, y: seen.append(y[0, -1]))  # type: ignore
     with torch.no_grad():

@@ -23,7 +23,7 @@ from kernel_checks import DEVICE, check, numbers, strided
 from mutants import Laws, Mutant, judged, show
 from torch import Tensor
 
-from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels import adamw, attention, decoding, int8, loss, matmul, norm, softmax
 from lm_from_scratch.kernels import rope as rope_kernels

@@ -267,7 +267,7 @@ all_targets = batch.targets.clone()
 all_targets[:, :start] = batch.idx[:, 1 : start + 1]
 student = copy.deepcopy(model)
 with torch.no_grad():
-    student.head_weight.mul_(1.1)
+    student.head.weight.mul_(1.1)
     margin, mean_margin = [], []
     for targets in (batch.targets, all_targets):
         change = log_probs(student, targets) - log_probs(model, targets)

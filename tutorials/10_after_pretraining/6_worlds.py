@@ -269,9 +269,9 @@ for part in key_stories(1, seed=0)[0][0]:
 # * From the question on: the model looks when it is asked.
 # * Before the room alone: the model looks when it has to say it.
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.instruments.probe import fit_probe
 from lm_from_scratch.instruments.storyteller import states_at
-from lm_from_scratch.models.causal_lm import build
 
 
 def probed(some_model, seed):

@@ -30,7 +30,7 @@ import transformers
 from safetensors.torch import load_file
 
 from lm_from_scratch.instruments.record import record_hidden_states
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -276,8 +276,8 @@ check("shuffled", scores.softmax(-1) @ v[:, :, order], y[:, :, -1:])
 from lm_from_scratch.attention.attention import (
     attention_weights,
     formula_attention,
-    sdpa_attention,
 )
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 
 print(inspect.getsource(Visibility.rule))

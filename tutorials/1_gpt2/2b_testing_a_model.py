@@ -34,8 +34,8 @@ from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.layers.norm import LayerNorm
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.gpt2 import Block
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()

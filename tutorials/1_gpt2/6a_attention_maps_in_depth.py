@@ -31,11 +31,9 @@ from contextlib import contextmanager
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.attention.attention import (
-    attention_weights,
-    sdpa_attention,
-)
+from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.kinds import attention_layers, use_attention_
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.weights import load_shipped

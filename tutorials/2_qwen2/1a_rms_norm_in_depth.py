@@ -637,7 +637,7 @@ assert accepted == {"norm_in_float32": False, "rms_norm": True}
 # The model has four blocks. Its matrices have standard deviation 0.25 and its norm weights are around 1. The row named
 # "formula" has no mistake: it is ``rms_norm`` instead of ``RMSNormFunction``.
 
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 sizes = dict(vocab_size=97, n_layer=4, n_head=6, n_kv_head=2, n_embd=48)
 config = Qwen2Config(**sizes, intermediate_size=112, eos_token_id=2)

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 from lm_from_scratch.layers.rope import (
@@ -35,7 +36,6 @@ from lm_from_scratch.layers.rope import (
     apply_rope,
     inverse_frequencies,
 )
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config
 from lm_from_scratch.text.corpora import load_split
 

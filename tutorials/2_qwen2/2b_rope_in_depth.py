@@ -222,7 +222,7 @@ assert torch.equal(to_half_split(order, n_head=2), torch.arange(16))
 # and key weights are converted, biases too, and its rotation is replaced by the other one.
 
 from lm_from_scratch.models import qwen2
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 
 def random_qwen2(std):

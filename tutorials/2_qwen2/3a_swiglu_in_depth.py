@@ -27,7 +27,7 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 from lm_from_scratch.layers.activation import GatedMLP, swiglu
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 z = torch.linspace(-6, 6, 1201, dtype=torch.float64)
 lines = {"silu": F.silu(z), "gelu": F.gelu(z), "relu": F.relu(z)}
@@ -597,7 +597,7 @@ assert min(tiled_error[2], tiled_error[3]) > 0.5
 # How loud is the mistake in a trained model? The shipped Qwen2 has four query heads and two key heads. On held-out text it needs more
 # bits for a byte.
 
-from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.text.corpora import load_split
 
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 import transformers
 
 from lm_from_scratch.models import gpt2, qwen2
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
@@ -284,7 +284,7 @@ assert all(errors["there and back", name] == 0.0 for name in variants)
 
 half = copy.deepcopy(model).bfloat16()
 half_oracle = in_transformers(half)
-assert from_pretrained(work / "ours").head_weight.dtype == torch.bfloat16
+assert from_pretrained(work / "ours").head.weight.dtype == torch.bfloat16
 assert half_oracle.dtype == torch.bfloat16
 exact = copy.deepcopy(half).float()(idx)
 rounding = {
@@ -304,8 +304,8 @@ assert rounding["ours"].mean() < 0.1 * exact.std()
 # passes: a full one, a left-padded one, and one in pieces. The first four mistakes concern the mask or the position of
 # a token. The last two change the arithmetic.
 
-from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.layers.norm import RMSNorm
 
 

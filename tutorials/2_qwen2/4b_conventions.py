@@ -50,7 +50,7 @@ def row(name, ours, other, where, results):
 # their files. The Qwen2 has four layers, 6 query heads on 2 key heads, and a sliding window of 4 keys from layer 2 on.
 
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 folder = tempfile.TemporaryDirectory()
 no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -199,10 +199,8 @@ for name, hf, ours in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
 # FlashAttention counts differently: with a left window of w, position i sees the keys from i - w to i, which are w + 1 keys. It has no
 # CPU version, so we write its documented rule as a mask.
 
-from lm_from_scratch.attention.attention import (
-    formula_attention,
-    sdpa_attention,
-)
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 
 W = 4
 v = torch.randn(B, Hkv, T, D, generator=generator)
@@ -243,7 +241,7 @@ row(
 
 import dataclasses
 
-from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.checkpoint.architectures import build
 
 
 def with_types(types):

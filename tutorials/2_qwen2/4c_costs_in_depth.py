@@ -28,9 +28,9 @@ import torch
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 

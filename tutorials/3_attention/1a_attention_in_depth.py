@@ -36,9 +36,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from lm_from_scratch.attention.attention import (
     attention_weights,
     formula_attention,
-    sdpa_attention,
 )
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.plot import COLOURS, GREY, curves, figure
 

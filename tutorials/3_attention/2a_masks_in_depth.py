@@ -32,20 +32,18 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from lm_from_scratch.attention.attention import (
-    formula_attention,
-    sdpa_attention,
-)
+from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.weights import save_pretrained
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SLIDING,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from lm_from_scratch.models.randomize import randomize_
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 torch.set_grad_enabled(False)

@@ -200,8 +200,8 @@ def pack(rows, width):
 
 import torch.nn.functional as F
 
-from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
 

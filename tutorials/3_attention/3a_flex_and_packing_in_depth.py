@@ -166,13 +166,13 @@ assert counted == sum(len(ids) - 1 for ids in small) == 19
 # batch, and packed. The weights are large and the numbers are float64, so that even a small mistake would show.
 
 from lm_from_scratch.attention.kinds import use_attention_
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import (
     FULL,
     SLIDING,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from lm_from_scratch.models.randomize import randomize_
 
 tiny = Qwen2Config(
     vocab_size=tokenizer.vocab_size,
@@ -324,11 +324,9 @@ assert N * N / inside > 5
 # ``varlen_attention`` takes queries (N, H, D), keys and values (N, Hkv, D) and these bounds. Its result equals that of
 # the mask, also with a window.
 
-from lm_from_scratch.attention.attention import (
-    formula_attention,
-    sdpa_attention,
-)
+from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.sdpa import sdpa_attention
 
 H, Hkv, D = 6, 2, 8
 q = torch.randn(1, H, N, D, generator=generator)

@@ -684,8 +684,8 @@ for i in wrong[:4]:
 import transformers
 
 from lm_from_scratch.checkpoint.configs import config_from_dict
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
+from lm_from_scratch.models.randomize import randomize_
 
 PAD = 0
 config = transformers.Qwen2Config(

@@ -554,8 +554,8 @@ import transformers
 
 from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.checkpoint.configs import config_from_dict
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Model
+from lm_from_scratch.models.randomize import randomize_
 
 config = transformers.Qwen2Config(
     vocab_size=97,

@@ -79,7 +79,7 @@ from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import Cache
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 
 def pair_of(model):

@@ -218,7 +218,7 @@ for name, empty in published.items():
     c, cache = empty.config, GrowingCache(empty.config.n_layer)
     prefill(empty, blank, cache)
     token[name] = cache.nbytes // 16
-    Hkv, b = getattr(c, "n_kv_head", c.n_head), empty.head_weight.itemsize
+    Hkv, b = getattr(c, "n_kv_head", c.n_head), empty.head.weight.itemsize
     assert cache.nbytes == 16 * 2 * c.n_layer * Hkv * c.head_dim * b
     weights = sum(p.nbytes for p in empty.parameters())
     print(f"{name:10}{token[name] / 2**10:13.0f}", end="")

@@ -35,8 +35,8 @@ from lm_from_scratch.cache.slots import (
     StaticTrack,
     cache_for,
 )
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 sizes = dict(n_layer=3, n_head=6, n_kv_head=2, n_embd=48, intermediate_size=57)

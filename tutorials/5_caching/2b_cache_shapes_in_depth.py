@@ -33,8 +33,8 @@ import torch
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.instruments.plot import figure
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 W = 4

@@ -30,8 +30,8 @@ import transformers
 
 from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.weights import save_pretrained
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()

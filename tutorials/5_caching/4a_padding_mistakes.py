@@ -183,9 +183,10 @@ starts = {
 # enough to show every mistake. All runs are fed the same tokens. The reference is each row alone, without padding and
 # without a cache.
 
-from lm_from_scratch.models.causal_lm import build, randomize_
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.models.randomize import randomize_
 
 
 def random_model(config):

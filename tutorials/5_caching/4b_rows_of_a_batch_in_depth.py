@@ -25,6 +25,7 @@ import transformers
 
 from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.folders import PRETRAINED
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import (
@@ -35,9 +36,9 @@ from lm_from_scratch.generation.generate import (
 )
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
-from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.models.randomize import randomize_
 from lm_from_scratch.text.batches import padded_batch
 
 torch.set_grad_enabled(False)
@@ -136,7 +137,7 @@ def read_right(model, prompts):
     hidden = model.backbone(batch.idx, positions=batch.positions, cache=cache)
     last = batch.positions.amax(dim=1)  # (B,)
     hidden = hidden[torch.arange(len(prompts)), last]  # (B, C)
-    return model.project(hidden, model.head_weight), last, cache
+    return model.head(hidden), last, cache
 
 
 for kind, m in tiny.items():

@@ -180,8 +180,9 @@ assert not cache.contents(0)[0].equal(before)
 # each. The model is a tiny GPT-2 with large random weights. For forty prompts, the likeliest text is found both ways: by
 # looking at all texts, and by beam search.
 
-from lm_from_scratch.models.causal_lm import build, randomize_
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.randomize import randomize_
 
 six = GPT2Config(
     vocab_size=6, block_size=16, n_layer=2, n_head=4, n_embd=36,

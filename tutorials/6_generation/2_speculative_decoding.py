@@ -141,7 +141,7 @@ assert 1.7 < len(more_passes) / len(passes) < 2.3
 import statistics
 import time
 
-from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.models.gpt2 import GPT2Config
 
 sizes = dict(vocab_size=4096, n_layer=12, n_head=8, n_embd=512)

@@ -47,6 +47,7 @@ import torch.nn.functional as F
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import generation as drawings
 from lm_from_scratch.generation import speculative
@@ -58,8 +59,8 @@ from lm_from_scratch.generation.speculative import (
     accept,
     speculate,
 )
-from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.models.randomize import randomize_
 from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)

@@ -31,6 +31,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import generation as drawings
 from lm_from_scratch.generation.generate import complete, generate
@@ -43,7 +44,6 @@ from lm_from_scratch.generation.speculative import (
     uniform,
 )
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.text.corpora import reference
 

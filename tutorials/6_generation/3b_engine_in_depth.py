@@ -90,7 +90,7 @@ assert statistics.median(lengths) * 4 < max(lengths)
 
 def new_pool(n_blocks, block_size=16):
     sizes = (config.n_layer, config.n_head, config.head_dim)
-    dtype = model.head_weight.dtype
+    dtype = model.head.weight.dtype
     return BlockPool(*sizes, n_blocks, block_size, dtype)
 
 

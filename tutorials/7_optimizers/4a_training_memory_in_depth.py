@@ -115,7 +115,7 @@ def loss_of(model, idx, chunked=False):
     targets = next_token_targets(idx)
     if chunked:
         x = model.backbone(idx)
-        return chunked_causal_lm_loss(x, model.head_weight, targets, 64)
+        return chunked_causal_lm_loss(x, model.head.weight, targets, 64)
     return causal_lm_loss(model(idx), targets)
 
 

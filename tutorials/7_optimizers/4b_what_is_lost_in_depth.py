@@ -491,7 +491,7 @@ assert train(2, kind=early)[1] == all_of_them
 
 model = fresh_model(tied=True)
 calls = []
-model.head_weight.register_post_accumulate_grad_hook(calls.append)
+model.head.weight.register_post_accumulate_grad_hook(calls.append)
 loss_of(model, tokens(2)).backward()
 assert len(calls) == 1  # 3
 

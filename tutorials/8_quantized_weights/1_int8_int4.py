@@ -162,7 +162,7 @@ quantize_(int4, bits=4)
 size, small = (sum(p.nbytes for p in m.parameters()) for m in (model, int4))
 print(f"{size:,} bytes in float32, {small:,} in int4")
 
-weight = int4.head_weight
+weight = int4.head.weight
 assert (64 * 0.5 + 2 * 2) / 64 == weight.nbytes / weight.numel() == 0.5625
 assert size > 6 * small
 

@@ -356,12 +356,12 @@ plt.show()
 # token, and all rows are the head. Each use alone:
 
 for name, model in models.items():
-    table = model.head_weight
+    table = model.head.weight
     back = Int4Weight.quantize(table.detach()).dequantize()
     as_head, as_table = copy.deepcopy(model), copy.deepcopy(model)
-    as_head.project = lambda x, _, back=back: F.linear(x, back)
-    as_table.project = lambda x, _, table=table: F.linear(x, table)
-    as_table.head_weight.copy_(back)
+    as_head.head.product = lambda x, _, back=back: F.linear(x, back)
+    as_table.head.product = lambda x, _, table=table: F.linear(x, table)
+    as_table.head.weight.copy_(back)
     head, looked_up = judge(name, as_head)["kl"], judge(name, as_table)["kl"]
     print(f"{name}: as the head {head:.4f}, looked up {looked_up:.4f}")
     kinds, numbers, kls = shares[name]

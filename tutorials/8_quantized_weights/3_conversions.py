@@ -246,7 +246,7 @@ from lm_from_scratch.weights.quantize import quantize_
 
 quantize_(model, bits=8)
 small = sum(p.nbytes for p in model.parameters())
-codes = model.head_weight.codes.clone()
+codes = model.head.weight.codes.clone()
 norm = model.transformer.ln_f.weight.detach().clone()
 
 print(f"{size / 1e6:.1f} MB, then {small / 1e6:.1f} MB")
@@ -257,12 +257,12 @@ print(f"loss {first:.3f}, then {final:.3f}")
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
 assert [id(p) for p in model.parameters()] == objects
-assert model.head_weight is model.transformer.wte.weight
-assert isinstance(model.head_weight, QuantizedWeight)
+assert model.head.weight is model.transformer.wte.weight
+assert isinstance(model.head.weight, QuantizedWeight)
 assert not stranded(model, optimizer) and 3.5 * small < size
 assert final < first
 assert not torch.equal(model.transformer.ln_f.weight, norm)
-assert torch.equal(model.head_weight.codes, codes)
+assert torch.equal(model.head.weight.codes, codes)
 
 # %%
 # It trains what is left. Every object is the one it was, and the tie holds. Norms, biases and positions still have

@@ -442,10 +442,10 @@ quantize_(models["4 bits"], bits=4)
 
 embedding = model.transformer.wte.weight
 print(embedding)
-print("the head is the embedding:", model.head_weight is embedding)
+print("the head is the embedding:", model.head.weight is embedding)
 inside = [id(p) for p in optimizer.param_groups[0]["params"]]
 print("the optimizer holds the parameters:", inside == objects)
-assert isinstance(embedding, Int8Weight) and model.head_weight is embedding
+assert isinstance(embedding, Int8Weight) and model.head.weight is embedding
 assert [id(p) for p in model.parameters()] == objects == inside
 
 # %%

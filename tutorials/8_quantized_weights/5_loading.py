@@ -11,9 +11,9 @@ build the model, call ``load_state_dict``, and get this:
 import torch
 from torch import nn
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import quantized_weights as drawings
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.text.batches import pieces
 from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.training.train import evaluate

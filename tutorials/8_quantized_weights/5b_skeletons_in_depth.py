@@ -29,9 +29,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.weights.quantize import quantize_
 from lm_from_scratch.weights.swap import swap_on_conversion

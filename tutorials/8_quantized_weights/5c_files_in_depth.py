@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import plain_tensors, save_pretrained
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.quantize import quantize_

@@ -180,7 +180,7 @@ merge_lora_(merged)
 plain = [m for m in linear_maps(merged) if type(m.weight) is nn.Parameter]
 print(f"{len(plain)} plain maps of {len(linear_maps(merged))}")
 assert len(plain) == len(linear_maps(merged)) == 32
-assert isinstance(merged.head_weight, QuantizedWeight)  # it had no adapter
+assert isinstance(merged.head.weight, QuantizedWeight)  # it had no adapter
 
 for dtype, limit in ((torch.float64, 1e-11), (torch.float32, 1e-2)):
     a, b = (copy.deepcopy(tuned).to(dtype) for _ in range(2))

@@ -17,11 +17,11 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.ideas import counts, families
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import record_scores
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.text.corpora import load_corpus

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 
@@ -124,7 +124,7 @@ for family, key in (
 # On the meta device a model has shapes and no numbers, so that the largest can be counted at once. The last column is
 # the width of all heads together, beside the width of the model.
 
-from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.models.qwen3 import SIZES, Qwen3Config
 
 counts = {}

@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings.since_qwen2_models import (
     expert_loads,
@@ -34,7 +35,6 @@ from lm_from_scratch.layers.experts import (
     SoftmaxRouter,
     active_parameters,
 )
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen3 import SIZES as DENSE
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_moe import SIZES, Qwen3MoeConfig

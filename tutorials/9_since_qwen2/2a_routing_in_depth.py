@@ -25,7 +25,7 @@ from lm_from_scratch.layers.experts import (
     sigmoid_routing,
     softmax_routing,
 )
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 C, E, k, width = 32, 16, 4, 12
 
@@ -229,7 +229,7 @@ except RuntimeError as error:
 #
 # Total and active numbers of published configs, counted without weights.
 
-from lm_from_scratch.models.causal_lm import build
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.models.qwen3_moe import SIZES
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig as Config
 

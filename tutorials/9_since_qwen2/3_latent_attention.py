@@ -61,14 +61,15 @@ latent_token(C=7168, R=512, H=128, Dn=128, Dr=64, Dv=128)
 from lm_from_scratch.attention.latent import multiplications
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE, NoCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.layers.rope import (
     apply_rope,
     inverse_frequencies,
     rotation,
 )
-from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
+from lm_from_scratch.models.randomize import randomize_
 from lm_from_scratch.text.corpora import load_split
 
 torch.set_grad_enabled(False)

@@ -34,12 +34,13 @@ from lm_from_scratch.attention.visibility import (
     positions_from_mask,
 )
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.deepseek_v3 import (
     DeepseekV3Config,
     LatentAttention,
 )
+from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()

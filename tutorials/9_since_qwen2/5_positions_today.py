@@ -290,8 +290,8 @@ drawings.layer_kinds(
 # * the last one: the others are marked as layers without RoPE
 # * the first three
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict
-from lm_from_scratch.models.causal_lm import build
 
 said = {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}
 said |= {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 96}

@@ -25,6 +25,7 @@ import transformers
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 from lm_from_scratch.layers.embedding import embedded
@@ -35,13 +36,13 @@ from lm_from_scratch.layers.rope import (
     inverse_frequencies,
     rotation,
 )
-from lm_from_scratch.models.causal_lm import build, randomize_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.models.qwen3 import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
 )
+from lm_from_scratch.models.randomize import randomize_
 from lm_from_scratch.models.smollm3 import SmolLM3Config
 
 transformers.utils.logging.disable_progress_bar()

@@ -19,10 +19,7 @@ import torch
 import transformers
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as hf
 
-from lm_from_scratch.attention.attention import (
-    attention_weights,
-    sdpa_attention,
-)
+from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.indexer import (
     choose,
     gathered_attention,
@@ -31,11 +28,12 @@ from lm_from_scratch.attention.indexer import (
     recalled,
     sparse_attention,
 )
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import CatCache
 from lm_from_scratch.layers.rope import RotaryEmbedding
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.indexed_attention import Indexer
+from lm_from_scratch.models.randomize import randomize_
 
 no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 

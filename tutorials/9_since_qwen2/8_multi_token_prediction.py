@@ -99,7 +99,7 @@ def guess(h, known):  # states (T, C), and the token after each
     rotation = qwen2.model.rotary_emb(places, u.dtype)
     seen = NO_CACHE.see(u[None], None, None, [None])[0]
     y = layer.mtp_block(u[None], rotation, seen, NO_CACHE)[0]
-    return layer.post_norm(y) @ qwen2.head_weight.T  # (T, V)
+    return layer.post_norm(y) @ qwen2.head.weight.T  # (T, V)
 
 
 with torch.no_grad():
@@ -108,7 +108,7 @@ with torch.no_grad():
     logits = guess(h, idx[1:])
     want = mtp(qwen2, qwen2.model(idx[None]), idx[None])[0][0, :-1]
 
-torch.testing.assert_close(logits, want @ qwen2.head_weight.T)
+torch.testing.assert_close(logits, want @ qwen2.head.weight.T)
 assert h.shape == (len(idx) - 1, 128)
 print("states", tuple(h.shape), "  logits", tuple(logits.shape))
 
@@ -121,7 +121,7 @@ print("states", tuple(h.shape), "  logits", tuple(logits.shape))
 
 
 whole, new = (sum(p.numel() for p in m.parameters()) for m in (qwen2, mtp))
-head = qwen2.head_weight.numel()
+head = qwen2.head.weight.numel()
 print(f"Qwen2 {whole:,}, of which its head {head:,}; new {new:,}")
 
 assert 0.08 < new / whole < 0.14 and 2.0e6 < whole < 2.2e6
@@ -149,7 +149,7 @@ drawings.mtp_targets(words, (0, 1))
 
 
 def shifted_too_little(model, mtp, h, idx):
-    logits = mtp(model, h, idx)[0] @ model.head_weight.T
+    logits = mtp(model, h, idx)[0] @ model.head.weight.T
     return causal_lm_loss(logits, mtp_targets(idx, 0))
 
 

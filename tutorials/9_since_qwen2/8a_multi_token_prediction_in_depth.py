@@ -35,9 +35,9 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.mtp_drafter import MTPDrafter
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.generation.speculative import speculate
-from lm_from_scratch.models.causal_lm import randomize_
 from lm_from_scratch.models.mtp import MTP
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.randomize import randomize_
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.targets import IGNORE, mtp_targets, next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
@@ -157,7 +157,7 @@ def trained(seed, weight, steps=120):
         starts = torch.randint(len(data) - 64, (8,), generator=draw).tolist()
         idx = torch.stack([data[a : a + 64] for a in starts]).long()
         h = model.model(idx)
-        loss = causal_lm_loss(h @ model.head_weight.T, next_token_targets(idx))
+        loss = causal_lm_loss(h @ model.head.weight.T, next_token_targets(idx))
         if weight:
             loss = (
                 loss
@@ -310,9 +310,9 @@ def agreement(model, mtp, h=None, known=None):
     h0 = model.model(rows)
     known = F.pad(rows[:, 1:], (0, 1)) if known is None else known
     found = (
-        mtp.step(model, 1, h0 if h is None else h, known) @ model.head_weight.T
+        mtp.step(model, 1, h0 if h is None else h, known) @ model.head.weight.T
     )
-    want = h0 @ model.head_weight.T
+    want = h0 @ model.head.weight.T
     return (
         (found.argmax(-1)[:, :-2] == want.argmax(-1)[:, 1:-1])
         .float()

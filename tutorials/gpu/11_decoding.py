@@ -66,8 +66,8 @@ import os
 
 import torch
 
-from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.checkpoint.weights import load_shipped
 
 if not torch.cuda.is_available():

@@ -165,7 +165,7 @@ def split_attention(splits):
 # With one split this is the whole attention. The tolerance of this page, 1e-4, leaves room for sums of thousands of terms
 # in another order.
 
-from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 
 positions = torch.arange(S, device=DEVICE)

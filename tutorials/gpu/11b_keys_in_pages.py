@@ -206,7 +206,7 @@ assert found.equal(slots[1])
 # The memory is that of before, with its NaN. ``Paged`` holds what the kernel needs, and no copy. The second row is cut
 # to a third: rows may have any length.
 
-from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.paged import Paged, paged_attention
 

@@ -61,8 +61,8 @@ import os
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.kinds import attention_layers
+from lm_from_scratch.attention.sdpa import sdpa_attention
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported

@@ -268,7 +268,7 @@ model, tokenizer = load_shipped("qwen2-docs")
 model.to(DEVICE)
 idx = torch.tensor([tokenizer.start("Return the number of")], device=DEVICE)
 with torch.no_grad():
-    states, weight = model.model(idx)[0], model.head_weight  # (T, C), (V, C)
+    states, weight = model.model(idx)[0], model.head.weight  # (T, C), (V, C)
     logits = multiply(tile_of_c, states, weight.T.contiguous())
     expected = model(idx)[0]
 print("logits match torch:", matches(logits, expected))

@@ -136,7 +136,7 @@ def lens(name: str, prompt: str) -> list[Row]:
         hook.remove()
     rows = []
     for number, x in enumerate(seen, 1):
-        scores = model.project(model.backbone.norm(x), model.head_weight)  # (V,)
+        scores = model.head(model.backbone.norm(x))  # (V,)
         share, best = scores.softmax(-1).max(-1)
         (piece,) = tokenizer.pieces([int(best)])
         rows.append(

@@ -37,7 +37,7 @@ def numbers() -> dict[str, Any]:
 @torch.no_grad()
 def stages(model: Any, ids: list[int]) -> dict[str, Tensor]:
     """The vector of the last token: from the table, and around the first block's MLP."""
-    states = {"embedded": model.head_weight[ids[-1]]}
+    states = {"embedded": model.head.weight[ids[-1]]}
     block = model.backbone.layers[0]
     norm, mlp = block.post_attention_layernorm, block.mlp
     hooks = [

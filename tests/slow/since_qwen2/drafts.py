@@ -127,7 +127,7 @@ def losses() -> None:
     for depth in range(1, DEPTHS + 1):
         terms = []
         for row, found in zip(ROWS, alone, strict=True):
-            log_p = (found[depth - 1][0] @ model.head_weight.T).log_softmax(-1)
+            log_p = (found[depth - 1][0] @ model.head.weight.T).log_softmax(-1)
             terms += [-log_p[i, row[i + depth + 1]] for i in range(len(row) - depth - 1)]
         want.append(sum(terms) / len(terms))
     where = dict(positions=batch.positions)
@@ -187,7 +187,7 @@ def said(model: Any, layers: Any, row: list[int], n: int) -> list[int]:
         layer, at = layers.layers[min(k, 1)], torch.arange(known.shape[1])[None]
         seen, turn = Visibility(at, at), model.model.rotary_emb(at, h.dtype)
         h = layer(model.model.embed_tokens(known), below, turn, seen, NO_CACHE)
-        drafts.append(int((h[:, -1] @ model.head_weight.T).argmax()))
+        drafts.append(int((h[:, -1] @ model.head.weight.T).argmax()))
     return drafts
 
 

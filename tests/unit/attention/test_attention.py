@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_gpt2, token_ids
 
-from lm_from_scratch.attention import attention
-from lm_from_scratch.attention.attention import attention_weights, sdpa_attention
+from lm_from_scratch.attention import sdpa
+from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
 from lm_from_scratch.instruments.conformance import CASES, itself, oracle
 from lm_from_scratch.models.gpt2 import SIZES
@@ -279,7 +280,7 @@ def test_a_window_that_hides_nothing_needs_no_mask() -> None:
 def test_one_query_in_bfloat16(shared: int, room: int, S: int, hidden: int, monkeypatch) -> None:
     """Computed in another dtype, layout, or a few heads at a time; value, shape, dtype and
     gradients are the formula's."""
-    monkeypatch.setattr(attention, "IN_CACHE", room)
+    monkeypatch.setattr(sdpa, "IN_CACHE", room)
     q, k, v = (x.requires_grad_() for x in tensors(B=2, H=4, T=1, S=S, dtype=torch.bfloat16))
     shared_k, shared_v = k[:, ::shared], v[:, ::shared]  # so many query heads for each of them
     keys = arange(S).repeat(2, 1)

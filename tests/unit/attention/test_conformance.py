@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from conformance_bounds import bound
 from torch import Tensor
 
-from lm_from_scratch.attention.attention import formula_attention, sdpa_attention
+from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.conformance import (
     CASES,

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.attention.attention import attention_weights, formula_attention, sdpa_attention
+from lm_from_scratch.attention.attention import attention_weights, formula_attention
 from lm_from_scratch.attention.indexer import (
     choose,
     gathered_attention,
@@ -18,6 +18,7 @@ from lm_from_scratch.attention.indexer import (
     restrict,
     sparse_attention,
 )
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 
 

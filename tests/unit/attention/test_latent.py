@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.attention.attention import formula_attention, sdpa_attention
+from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
 from lm_from_scratch.attention.latent import absorbed, expanded, multiplications
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 
 

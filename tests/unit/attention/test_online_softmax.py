@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch.attention.attention import formula_attention, sdpa_attention
+from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.online_softmax import (
     TILE,
     attend_in_tiles,
     key_tiles,
     tiled_attention,
 )
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.conformance import CASES
 

@@ -17,6 +17,7 @@ from tiny_models import enlarge_, hf_twin, tiny_gpt2, tiny_hf, tiny_hf_qwen2, ti
 from torch import nn
 
 from lm_from_scratch.checkpoint import state, tensors
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.dialects import DIALECTS
 from lm_from_scratch.checkpoint.state import (
@@ -30,7 +31,6 @@ from lm_from_scratch.checkpoint.weights import (
     save_pretrained,
 )
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier

@@ -172,10 +172,10 @@ def test_a_tied_head_stays_tied_and_the_model_can_be_converted(tmp_path) -> None
         again = from_pretrained(tmp_path / "m")
         embedding = again.backbone.get_submodule("wte" if hasattr(again.backbone, "wte") else
                                                  "embed_tokens")  # fmt: skip
-        assert again.head_weight is embedding.weight
+        assert again.head.weight is embedding.weight
         for convert in (lambda m: m.float(), lambda m: m.to(torch.bfloat16), lambda m: m.to("cpu")):
             convert(again), convert(model)
-            assert again.head_weight is embedding.weight
+            assert again.head.weight is embedding.weight
             assert {p.dtype for p in again.parameters()} == {p.dtype for p in model.parameters()}
             assert torch.equal(again(IDX), model(IDX))
 

@@ -74,7 +74,7 @@ def test_P8_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) 
     assert said[-1] < 0.8 * said[0]
     before, after = from_pretrained(folder), from_pretrained(out / "model")
     assert after.config == before.config and type(after) is type(before)
-    assert not torch.equal(after.head_weight, before.head_weight)
+    assert not torch.equal(after.head.weight, before.head.weight)
     text = "the tides"
     assert Tokenizer.load(out / "model").encode(text) == TOKENIZER.encode(text)
     assert main(run) == 0
@@ -83,7 +83,7 @@ def test_P8_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) 
     assert main([*run[:-len(SHORT) - 2], "--out", str(other), *SHORT, "--lr", "1e-9",
                  "--min-lr", "0"]) == 0  # fmt: skip
     torch.testing.assert_close(
-        from_pretrained(other / "model").head_weight, before.head_weight, atol=1e-6, rtol=0
+        from_pretrained(other / "model").head.weight, before.head.weight, atol=1e-6, rtol=0
     )
 
 

@@ -90,7 +90,7 @@ def said(model, mtp: MTP, row: list[int], n: int, sampler: Sampler, draft=None):
                 below = torch.cat([below, h[:, -1:]], 1)
                 x = torch.cat([x, torch.tensor([[drafts[-1]]])], 1)
                 h = mtp.step(model, D, below, x)
-            logits = h[:, -1] @ model.head_weight.T
+            logits = h[:, -1] @ model.head.weight.T
             marks = seen_before([row + drafts], [[]], V)[:, 0]
             q.append(distribution(sampler, logits, marks)[0])
             drafts.append(int(q[-1].argmax()) if draft is None else draft[k])

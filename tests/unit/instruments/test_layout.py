@@ -125,8 +125,10 @@ def test_what_cannot_be_laid_out_is_left_alone() -> None:
     with torch.inference_mode():
         assert not lay_out_(nn.Linear(2, 3)).chosen
     other = tiny_gpt2()
-    other.project = head = lambda x, weight: F.linear(x, weight)
-    assert sum(lay_out_(other, 1, ["packed"]).chosen.values()) == 4 * 3 and other.project is head
+    other.head.product = head = lambda x, weight: F.linear(x, weight)
+    assert (
+        sum(lay_out_(other, 1, ["packed"]).chosen.values()) == 4 * 3 and other.head.product is head
+    )
     with torch.no_grad():
         plain = tiny_gpt2()
         quantize_(plain, select=lambda name: "mlp" in name)

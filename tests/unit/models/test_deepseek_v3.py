@@ -20,6 +20,7 @@ from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.engine import Engine, Request
@@ -30,7 +31,6 @@ from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.experts import SharedExperts, SigmoidRouter, active_parameters
 from lm_from_scratch.layers.linear import plain_matrix
 from lm_from_scratch.layers.rope_scaling import YaRNScaling
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM, sharpness
 from lm_from_scratch.weights.lora import add_lora_
 from lm_from_scratch.weights.quantize import quantize_

@@ -5,8 +5,8 @@ import pytest
 import torch
 from tiny_models import enlarge_, hf_twin, token_ids
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.qwen3 import SIZES, Qwen3Config
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import tiny_gpt2, tiny_qwen2
 
-from lm_from_scratch.models.causal_lm import randomize_
+from lm_from_scratch.models.randomize import randomize_
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
@@ -26,4 +26,4 @@ def test_randomize_is_large_repeatable_and_keeps_norms_around_one(make):
 def test_randomize_takes_a_deviation():
     model = tiny_gpt2()
     randomize_(model, std=0.02)
-    assert abs(model.head_weight.std() / 0.02 - 1) < 0.1
+    assert abs(model.head.weight.std() / 0.02 - 1) < 0.1

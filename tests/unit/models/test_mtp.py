@@ -74,7 +74,7 @@ def test_every_depth_computes_what_transformers_does(family: str, seed: int) -> 
     states, want = mtp(model, h, idx), twin_states(twin, layers, idx, n_depth)
     for depth in range(1, n_depth + 1):
         near(states[depth - 1], want[depth - 1])
-        logits = model.project(states[depth - 1], model.head_weight)
+        logits = model.head(states[depth - 1])
         near(logits, layers._project_to_logits(want[depth - 1]))
         own, known = cache_for([mtp.window]), F.pad(idx[:, depth:], (0, depth))
         pieces = zip(fed.split([5, 1, 6], 1), known.split([5, 1, 6], 1), strict=True)

@@ -9,6 +9,7 @@ from model_families import FAMILIES, theirs, with_partial_rope_
 from tiny_models import ROPES, enlarge_, token_ids
 
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
 from lm_from_scratch.kernels.model import use_kernels_
@@ -18,7 +19,6 @@ from lm_from_scratch.layers.rope import (
     apply_rope,
     unrotated,
 )
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.smollm3 import SmolLM3Config
 

@@ -294,7 +294,7 @@ def test_Q27_logits_only_where_they_are_wanted() -> None:
     for keep in (slice(-1, None), slice(2, 5), torch.tensor([0, 7])):
         torch.testing.assert_close(model(idx, keep=keep), whole[:, keep], atol=1e-5, rtol=0)
     rows = []
-    model.project = lambda x, weight: rows.append(x.shape) or x @ weight.T
+    model.head.product = lambda x, weight: rows.append(x.shape) or x @ weight.T
     model(idx, keep=slice(-1, None))
     assert rows == [(2, 1, 48)]  # the others were never computed
 

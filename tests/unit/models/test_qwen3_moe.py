@@ -10,10 +10,10 @@ from model_families import near, pair
 from safetensors.torch import load_file, save_file
 from tiny_models import enlarge_, token_ids
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.layers.experts import active_parameters
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen3_moe import SIZES, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.training.balance import balancing_loss, record_routing

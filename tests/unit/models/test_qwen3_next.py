@@ -13,6 +13,7 @@ from tiny_models import enlarge_, ours_from_hf, token_ids
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.cache.slots import cache_for
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.generation.beam_search import beam_search
@@ -23,7 +24,6 @@ from lm_from_scratch.layers.delta_rule import recurrent_delta_rule
 from lm_from_scratch.layers.experts import GatedSharedExpert, SoftmaxRouter, active_parameters
 from lm_from_scratch.layers.rope import apply_rope, rotation
 from lm_from_scratch.models.blocks import blocks
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.gated_delta_net import GatedDeltaNet
 from lm_from_scratch.models.qwen2 import FULL
 from lm_from_scratch.models.qwen3_next import (

@@ -10,7 +10,7 @@ import torch
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch import Tensor, nn
 
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import singular_basis

@@ -22,10 +22,11 @@ from small_run import SMALL
 from tiny_models import enlarge_, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.__main__ import main
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.models.causal_lm import CausalLM, build
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
 from lm_from_scratch.optim.muon import Muon

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.runs.distributed import Processes, processes
 from lm_from_scratch.runs.saved import frozen_digest, saved
 from lm_from_scratch.runs.sharded import whole

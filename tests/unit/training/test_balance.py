@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_models import token_ids
 
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.layers.experts import Experts, MixtureOfExperts, SigmoidRouter, softmax_routing
-from lm_from_scratch.models.causal_lm import build
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.training.balance import (

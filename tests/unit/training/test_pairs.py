@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import chat_tokenizer, enlarge_, tiny_gpt2, tiny_qwen2
 
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.conversations import Answered
 from lm_from_scratch.text.examples import pair

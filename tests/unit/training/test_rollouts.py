@@ -8,7 +8,7 @@ from tiny_models import chat_tokenizer, enlarge_, tiny_gpt2, tiny_qwen2
 
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.models.causal_lm import CausalLM
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer

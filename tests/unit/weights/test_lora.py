@@ -16,8 +16,8 @@ from unchanged import assert_unchanged, snapshot
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.interop.peft import PREFIX, load_lora_, save_lora
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
@@ -415,7 +415,7 @@ def test_merging_into_quantised_weights(name, bits) -> None:
         if isinstance(p, QuantizedWeight) and isinstance(layer, LoRALinear):
             change = layer.lora_b @ layer.lora_a * (7.0 / 3)
             expected[n] = (p.dequantize() + change).detach()
-    head, optimizer = model.head_weight, torch.optim.SGD(parameters.values())
+    head, optimizer = model.head.weight, torch.optim.SGD(parameters.values())
     merge_lora_(model)
     assert len(expected) == 3 * len(SHORT_NAMES[name]) + 3 * (name == "gpt2")  # two c_proj
     assert any(isinstance(p, QuantizedWeight) for n, p in parameters.items() if "mlp" in n)
@@ -426,7 +426,7 @@ def test_merging_into_quantised_weights(name, bits) -> None:
         assert any(weight is p for p in optimizer.param_groups[0]["params"])
         torch.testing.assert_close(weight.detach(), w, rtol=1e-13, atol=1e-13)
         assert not weight.requires_grad
-    assert model.head_weight is head and isinstance(head, QuantizedWeight)
+    assert model.head.weight is head and isinstance(head, QuantizedWeight)
     torch.testing.assert_close(model(idx), logits, rtol=1e-12, atol=1e-12)
 
 

@@ -271,14 +271,14 @@ def test_float64_is_not_rounded() -> None:
 @modes
 def test_a_model_goes_to_a_file_and_back(build, weight_only: bool, tmp_path: Path) -> None:
     model = build().eval()
-    tied = model.head_weight is next(iter(model.parameters()))
+    tied = model.head.weight is next(iter(model.parameters()))
     quantize_(model, weight_only=weight_only)
     save_pretrained(model, tmp_path / "m")
     back = from_pretrained(tmp_path / "m")
     found = quantized_weights(back)
     assert found and all(isinstance(w, PackedInt8Weight) for w in found.values())
     assert {w.weight_only for w in found.values()} == {weight_only}
-    assert (back.head_weight is next(iter(back.parameters()))) == tied
+    assert (back.head.weight is next(iter(back.parameters()))) == tied
     idx = token_ids(2, 5)
     with torch.no_grad():
         assert torch.equal(back(idx), model(idx))

@@ -24,8 +24,8 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.layout import lay_out_
 from lm_from_scratch.instruments.onednn import use_onednn_
-from lm_from_scratch.models.causal_lm import CausalLM
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.int4 import Int4Weight, block_rows, kernel_reads
 from lm_from_scratch.weights.int8 import Int8Weight
@@ -863,7 +863,7 @@ def test_logits_and_gradients_are_those_of_the_rounded_weights(
     before = model(idx).detach()
     want_names = {
         n for n, p in model.named_parameters()
-        if p.dim() == 2 and (("wpe" not in n and "embed_tokens" not in n) or p is model.head_weight)
+        if p.dim() == 2 and (("wpe" not in n and "embed_tokens" not in n) or p is model.head.weight)
     }  # fmt: skip
     quantize_(model, bits, group_size)
     found = {n for n, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
@@ -938,13 +938,13 @@ def test_a_model_is_copied_and_pickled(name: str, bits: int) -> None:
     model = MODELS[name]()
     quantize_(model, bits, 8)
     idx = token_ids(2, 5)
-    tied = model.head_weight is embedding_of(model)
+    tied = model.head.weight is embedding_of(model)
     assert tied == (name != "qwen2")
     with torch.no_grad():
         want = model(idx)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(twin(idx), want)
-            assert (twin.head_weight is embedding_of(twin)) == tied
+            assert (twin.head.weight is embedding_of(twin)) == tied
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2, tied"])
@@ -956,7 +956,7 @@ def test_a_tied_head_stays_tied_and_an_optimizer_holds_it(name: str, bits: int) 
     model(token_ids(2, 5)).sum().backward()
     quantize_(model, bits, 8)
     embedding = embedding_of(model)
-    assert isinstance(embedding, QuantizedWeight) and embedding is model.head_weight
+    assert isinstance(embedding, QuantizedWeight) and embedding is model.head.weight
     assert isinstance(embedding, nn.Parameter) and not embedding.requires_grad
     assert [id(p) for p in model.parameters()] == held_before
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == held_before
@@ -990,7 +990,7 @@ def test_state_dict_and_a_walk_to_another_dtype() -> None:
     assert any(p is weight for p in optimizer.param_groups[0]["params"])
     with torch.no_grad():
         assert model(token_ids(1, 3)).dtype == torch.bfloat16
-    assert model.head_weight is model.transformer.wte.weight
+    assert model.head.weight is model.transformer.wte.weight
 
 
 def test_select_by_name() -> None:
@@ -1162,4 +1162,4 @@ def test_a_parametrised_map_is_refused_and_a_wrapped_head_found() -> None:
     assert type(net[1].weight) is nn.Parameter
     model = tiny_gpt2()
     quantize_(nn.ModuleDict({"inner": model}))
-    assert isinstance(model.head_weight, Int8Weight)
+    assert isinstance(model.head.weight, Int8Weight)

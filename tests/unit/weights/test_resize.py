@@ -37,7 +37,7 @@ def test_P13_a_vocabulary_of_another_size(kind, size, tmp_path) -> None:
     assert len(list(model.parameters())) == len(list(twin.parameters()))  # tied as before
     if size > 97:
         got[..., 97:].sum().backward()
-        assert model.head_weight.grad[97:].abs().sum() > 0
+        assert model.head.weight.grad[97:].abs().sum() > 0
     save_pretrained(model, tmp_path / "model")
     again = from_pretrained(tmp_path / "model")
     torch.testing.assert_close(again(idx), model(idx), atol=1e-5, rtol=0)
@@ -48,7 +48,7 @@ def test_P13_a_vocabulary_that_cannot_be_resized_is_left_alone() -> None:
     for size, message in ((0, "vocab_size=0"), ("x", "vocab_size='x'"), (90, "eos_token_id")):
         with pytest.raises(ValueError, match=message):
             resize_token_embeddings_(model, size)
-    assert model.config.vocab_size == len(model.head_weight) == 97
+    assert model.config.vocab_size == len(model.head.weight) == 97
 
 
 @torch.no_grad()

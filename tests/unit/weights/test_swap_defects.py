@@ -369,14 +369,14 @@ def test_t10_quantising_keeps_the_tie_and_the_optimizer(bits: int) -> None:
     quantize_(model, bits)
     assert list(map(id, model.parameters())) == before
     assert list(map(id, optimizer.param_groups[0]["params"])) == before
-    assert isinstance(model.head_weight, QuantizedWeight)
-    assert model.head_weight is model.transformer.wte.weight
+    assert isinstance(model.head.weight, QuantizedWeight)
+    assert model.head.weight is model.transformer.wte.weight
     model(token_ids(2, 5)).logsumexp(-1).sum().backward()
     norm = model.transformer.ln_f.weight
-    frozen, moved = model.head_weight.dequantize(), norm.detach().clone()
+    frozen, moved = model.head.weight.dequantize(), norm.detach().clone()
     optimizer.step()
     assert not torch.equal(norm, moved)
-    assert torch.equal(model.head_weight.dequantize(), frozen)
+    assert torch.equal(model.head.weight.dequantize(), frozen)
 
 
 # ------------------------------------------------------------------------------------------ T11

@@ -3,7 +3,7 @@
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.attention.attention import sdpa_attention
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import (
     Call,

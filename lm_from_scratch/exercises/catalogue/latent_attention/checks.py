@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch.attention.attention import sdpa_attention
 from lm_from_scratch.attention.latent import absorbed
+from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
 

@@ -1,0 +1,41 @@
+"""The head of a language model: from hidden states to a score for every token of the vocabulary."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Head(nn.Module):
+    """Logits (..., V) of hidden states ``x`` (..., C): their product with ``weight`` (V, C).
+    ``product`` computes it: an attribute, so that a built model can be given another function."""
+
+    weight: Tensor
+    product: Callable[[Tensor, Tensor], Tensor]
+
+    def __init__(self, n_embd: int, vocab_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Linear(n_embd, vocab_size, bias=False).weight
+        self.product = F.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
+
+
+class TiedHead(Head):
+    """A head that *is* the token embedding of a ``backbone``, used the other way round: there is no
+    second matrix that loading, replacing or moving a weight could separate from the first."""
+
+    def __init__(self, backbone: Any) -> None:
+        nn.Module.__init__(self)
+        self.tied_to = (backbone,)  # in a tuple, where torch does not look for parameters
+        self.product = F.linear
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """(V, C): what the embedding's weight is now."""
+        return self.tied_to[0].embedding.weight
