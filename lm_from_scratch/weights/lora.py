@@ -62,24 +62,21 @@ def nothing(name: str) -> bool:
     return False
 
 
-def everything(name: str) -> bool:
-    """Selects every name."""
-    return True
-
-
 def add_lora_(
     model: nn.Module,
     rank: int = 8,
     alpha: float = 16.0,
     dropout: float = 0.0,
-    select: Callable[[str], bool] = everything,
+    select: Callable[[str], bool] | None = None,
     also_train: Callable[[str], bool] = nothing,
     seed: int = 0,
 ) -> None:
     """Give linear maps of a built model adapters, and freeze all its other parameters, in place.
 
-    ``select`` says by name which of the linear maps of the backbone get one; ``also_train`` by name
-    which other parameters stay trainable (norms, the head of a classifier). The result of the model
+    ``select`` says by name which of the linear maps of the backbone get one, by default all but
+    those with a single output (the gate of an expert): an adapter would be as large as the map.
+    ``also_train`` says by name which other parameters stay trainable (norms, the head of a
+    classifier). The result of the model
     does not change before the first step. Make the optimizer afterwards.
 
     Raises ``ValueError`` for numbers out of range, for a model with adapters, and for what ``peft``
@@ -90,7 +87,11 @@ def add_lora_(
     if adapters(model):
         raise ValueError("the model has adapters already: merge_lora_ or a new model comes first")
     maps = backbone_linears(model)
-    linears = {name: module for name, module in maps.items() if select(name)}
+    linears = {
+        name: module
+        for name, module in maps.items()
+        if (select(name) if select else module.out_features > 1)
+    }
     if not linears:
         raise ValueError("no linear map was selected")
     check_linears(model, linears, rank)

@@ -23,7 +23,7 @@ from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer
-from lm_from_scratch.weights.lora import LoRALinear, add_lora_, everything, merge_lora_, nothing
+from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_, nothing
 from lm_from_scratch.weights.quantize import dequantize_, quantize_
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 
@@ -345,7 +345,7 @@ DAMAGES: list[tuple[str, dict, Callable[[dict], object], str]] = [
 def test_a_folder_that_does_not_fit_is_refused_and_nothing_changes(
     tmp_path, config, change, message
 ) -> None:
-    save_lora(adapted("gpt2", also_train=is_norm, select=everything), tmp_path)
+    save_lora(adapted("gpt2", also_train=is_norm, select=lambda name: True), tmp_path)
     contents = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps({**contents, **config}))
     tensors = load_file(tmp_path / "adapter_model.safetensors")
@@ -653,7 +653,7 @@ def test_shared_weights_are_refused() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     net[2].weight = net[0].weight
     before = snapshot(net)
-    for select in (everything, lambda name: name == "2"):
+    for select in (None, lambda name: name == "2"):
         with pytest.raises(ValueError, match="shares its weight"):
             add_lora_(net, rank=1, select=select)
         assert_unchanged(net, before)
