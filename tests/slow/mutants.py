@@ -213,7 +213,7 @@ def block(self: Any, x: Tensor, *how: Any) -> Tensor:
 
 VISIBLE, FORMULA = "attention.visibility:Visibility", "attention.attention:attention_weights"
 ATTENTION, NORM = "models.qwen2:Attention.forward", "layers.norm:fast_rms_norm"
-ROPE, FUSED = "models.qwen2:apply_rope", "attention.attention:F.scaled_dot_product_attention"
+ROPE, FUSED = "models.qwen2:apply_rope", "attention.sdpa:F.scaled_dot_product_attention"
 
 SAME = [
     Mutant("the rule", f"{VISIBLE}.rule", rule(lambda q, k: (k >= 0) & (k <= q))),
