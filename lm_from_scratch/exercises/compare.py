@@ -170,7 +170,7 @@ def describe(value: Any) -> str:
         return f"{_dtype(value)}[{','.join(map(str, value.shape))}]{strange}"
     if isinstance(value, (list, tuple)) and _holds_tensors(value):
         return f"[{', '.join(describe(part) for part in value[:3])}{', ...' * (len(value) > 3)}]"
-    if isinstance(value, dict) and any(isinstance(part, Tensor) for part in value.values()):
+    if isinstance(value, dict) and _holds_tensors(value):
         shown = [f"{key!r}: {describe(part)}" for key, part in list(value.items())[:3]]
         return f"{{{', '.join(shown)}{', ...' * (len(value) > 3)}}}"
     try:
@@ -181,8 +181,9 @@ def describe(value: Any) -> str:
 
 
 def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_holds_tensors(part) for part in value)
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (list, tuple, dict)):
+        return any(_holds_tensors(part) for part in parts)
     return isinstance(value, Tensor)
 
 

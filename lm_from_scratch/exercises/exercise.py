@@ -10,7 +10,7 @@ student's misconception when a result equals one of them (`diagnose.py`).
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,8 @@ class Exercise:
     * ``after``: exercises to do before
     * ``reference``: the package's own function, so that the check cannot drift from the lesson
     * ``hints``: from a nudge to the last question before the solution
-    * ``right``: other right answers, by what makes them different: functions, or changes of the
-      solution. They keep the tolerances honest
-    * ``survivors``: automatic mutants of the solution that no case rejects, with the reason
+    * ``wrong``: the planted wrong answers, those first that are most common
+    * ``draft``: whether it may still be wrong: it can be done, and is no part of the course
     * ``hunt``: of a bug hunt: the ids of its defects in the bug museum
     * ``needs``: a package that the exercise needs beside torch
     """
@@ -118,9 +117,8 @@ class Exercise:
     cases: tuple[Case, ...]
     hints: tuple[str, ...]
     wrong: tuple[Wrong, ...]
-    right: Mapping[str, Callable[..., Any] | Mapping[str, str]]
+    draft: bool = False
     after: tuple[str, ...] = ()
-    survivors: Mapping[str, str] = field(default_factory=dict)
     hunt: str = ""
     needs: str = ""
 
@@ -148,7 +146,7 @@ class Exercise:
 
 
 def folder(name: str) -> Path:
-    """Where an exercise is: `text.py`, `checks.py`, and `proof.json` when its checks are proved."""
+    """Where an exercise is: `text.py`, `checks.py`, and `part.py` where a model can run it."""
     return Path(catalogue.__path__[0]) / name
 
 
@@ -171,10 +169,9 @@ def exercise(name: str) -> Exercise:
 
 @cache
 def exercises() -> tuple[Exercise, ...]:
-    """The course: all proved exercises in the order of the learning path; in a chapter, `after`
+    """The course: all exercises but drafts in the order of the learning path; in a chapter, `after`
     comes first."""
-    proved = [exercise(name) for name in _names() if not _is_draft(name)]
-    waiting = sorted(proved, key=lambda found: found.key)
+    waiting = sorted((e for e in _every() if not e.draft), key=lambda found: found.key)
     ordered: list[Exercise] = []
     while waiting:
         chapter = [found for found in waiting if found.key[0] == waiting[0].key[0]]
@@ -186,16 +183,16 @@ def exercises() -> tuple[Exercise, ...]:
 
 
 def drafts() -> tuple[Exercise, ...]:
-    """The exercises without a proof: they can be done, and are no part of the course."""
-    return tuple(exercise(name) for name in _names() if _is_draft(name))
+    """The exercises that can be done, and are no part of the course yet."""
+    return tuple(e for e in _every() if e.draft)
+
+
+def _every() -> list[Exercise]:
+    return [exercise(name) for name in _names()]
 
 
 def _names() -> list[str]:
     return sorted(path.parent.name for path in folder("").glob("*/checks.py"))
-
-
-def _is_draft(name: str) -> bool:
-    return not (folder(name) / "proof.json").is_file()
 
 
 # --------------------------------------------------------------------------- arguments of cases

@@ -50,7 +50,7 @@ def test_what_is_computed_is_in_the_repository() -> None:
 def test_every_part_is_there_once() -> None:
     names = [name for _, name, _ in guide.COMPUTED.findall(GUIDE)]
     tables = [f"weeks_{number}" for number in plans.PLANS]
-    assert sorted(names) == sorted(["figures", "marks", "order", "outcomes", *tables])
+    assert sorted(names) == sorted(["figures", "order", "outcomes", *tables])
     assert GUIDE.count("<!--") == 2 * len(names)
 
 

@@ -1,8 +1,7 @@
 """The chapter of exercises: a page for each, their index, and the proof of their checks.
 
-Everything is made from the sources, the catalogue and the stored proofs, which tests compute again.
-Nothing on these pages is run, and no solution is on them: what is shown is what `exercises.py`
-gives to a student.
+Everything is made from the sources and the catalogue. Nothing on these pages is run, and no
+solution is on them: what is shown is what `exercises.py` gives to a student.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 from gallery import exercises, pages
@@ -20,7 +18,7 @@ from sources import templates
 
 from lm_from_scratch.exercises import playing, source
 from lm_from_scratch.exercises.child import Job, verdict
-from lm_from_scratch.exercises.exercise import Exercise, exercise, folder
+from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.notebook import as_student
 from lm_from_scratch.exercises.parts import part
 from lm_from_scratch.exercises.play_class import Answers, Student, played
@@ -42,22 +40,12 @@ def text(given: str) -> str:
     )
 
 
-def strip(wrong: dict[str, Any], table: dict[str, Any]) -> str:
-    """The checks in a row: the number of each that rejects, a dot for each that accepts."""
-    marks = []
-    for number, name in enumerate(("123456789" + ascii_lowercase)[: len(table["cases"])], start=1):
-        mark = name if number in wrong["rejected by"] else "·"
-        marks.append(f"[{mark}]" if number == wrong["case"] else mark)
-    return "".join(marks)
-
-
 templates.PAGES.filters |= {
     "as_student": as_student,
     "kind": kind,
     "lower_first": lambda sentence: sentence[:1].lower() + sentence[1:],
     "upper_first": lambda sentence: sentence[:1].upper() + sentence[1:],
     "mistake": lambda found: text(cards.with_links(found.hunt)),
-    "strip": strip,
     "text": text,
     "without_title": lambda markdown: re.sub(r"\A# .*\n+", "", markdown),
 }
@@ -132,7 +120,7 @@ def a_class() -> str:
 
 def where_wrong_answers_show() -> dict[str, Any]:
     """How many planted wrong answers change a text or a run, as it was measured."""
-    path = pages.ROOT / "tests/slow/exercise_proof/plays.json"
+    path = pages.ROOT / "tests/exercises/plays.json"
     found = json.loads(path.read_text(encoding="utf-8"))
     kinds = {kind: [0, 0] for kind in MISTAKES}
     at = []
@@ -153,24 +141,6 @@ def where_wrong_answers_show() -> dict[str, Any]:
 # -- the proof -------------------------------------------------------------------------------
 
 
-def stored() -> dict[str, dict[str, Any]]:
-    """The stored proofs by exercise, in the order of the learning path."""
-    return {
-        one.name: json.loads((folder(one.name) / "proof.json").read_text(encoding="utf-8"))
-        for one in exercises.written()
-    }
-
-
 def proof() -> str:
-    """The page on the proofs; the answers of a second person are in `tests/slow/exercise_proof`."""
-    path = pages.ROOT / "tests/slow/exercise_proof/second_person/diagnosis.json"
-    answers = json.loads(path.read_text(encoding="utf-8")).values()
-    proofs = stored()
-    return templates.render(
-        "proof.md",
-        tables=[(found, proofs[found.name]) for found in exercises.written()],
-        proofs=list(proofs.values()),
-        wrong=[wrong["named"] for table in proofs.values() for wrong in table["wrong"]],
-        right_runs=sum(len(table["right"]) * table["right seeds"] for table in proofs.values()),
-        kinds=[kind for told in answers for kind in told.values()],
-    )
+    """The page on the proofs: which check rejects each wrong answer of the catalogue."""
+    return templates.render("proof.md", found=exercises.written())

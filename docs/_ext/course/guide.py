@@ -14,7 +14,13 @@ from typing import Any
 from gallery import exercises, pages
 from sources import templates
 
-from course import exercise_pages, links, plans, sheets, syllabi
+from course import (
+    exercise_pages,  # noqa: F401  (filters of the templates)
+    links,
+    plans,
+    sheets,
+    syllabi,
+)
 
 GUIDE = pages.DOCS / "teaching.md"
 CLASSROOM = pages.DOCS / "classroom"
@@ -36,22 +42,6 @@ def plan_table(number: int) -> str:
         left=left,
         sheet=lambda week: f"/{sheet_path(number, week).relative_to(pages.ROOT)}",
     )
-
-
-def shares() -> list[float]:
-    """What part of an exercise's points each planted wrong answer gets, from the stored proofs."""
-    found = []
-    for table in exercise_pages.stored().values():
-        of = sum(case["points"] for case in table["cases"])
-        for wrong in table["wrong"]:
-            lost = [table["cases"][number - 1] for number in wrong["rejected by"]]
-            kept = of - sum(case["points"] for case in lost)
-            found.append(0.0 if any(case["guard"] for case in lost) else kept / of)
-    return found
-
-
-templates.PAGES.filters["thousands"] = "{:,}".format
-templates.PAGES.globals["shares"] = shares
 
 
 def computed(name: str) -> str:

@@ -22,7 +22,7 @@ PLACES = {
     r"tutorials/(\w+/\w+)\.py": lambda found: pages.document(found[1]),
     r"lm_from_scratch/exercises/catalogue/(\w+)/text\.py": r"/exercises/\1",
     r"lm_from_scratch/exercises/catalogue": "/exercises/index",
-    r"tests/slow/exercise_proof/prove\.py": "/exercises/proof",
+    r"tests/exercises/test_exercises_hold\.py": "/exercises/proof",
     r"lm_from_scratch": "/api/index",
     r"docs/([\w/]+)\.(?:rst|md)": r"/\1",
 }

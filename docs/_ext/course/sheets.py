@@ -2,10 +2,10 @@
 
 Only what needs a teacher's judgement is written by hand, for each lesson once: what to do at the
 board, where students stumble, a false sentence, questions (`docs/classroom/notes`). All else comes
-from the pages, the exercises and their proofs, the bug museum and the page of questions.
+from the pages, the exercises, the bug museum and the page of questions.
 """
 
-import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,11 @@ from sources import templates
 
 from course import links, plans
 from lm_from_scratch.exercises import source
-from lm_from_scratch.exercises.exercise import Exercise, Wrong, folder
+from lm_from_scratch.exercises.exercise import Exercise, Wrong, exercise
+from lm_from_scratch.exercises.report import missing
+from lm_from_scratch.exercises.run import judge, outcome
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels are voted on
 
 NOTES = pages.DOCS / "classroom" / "notes"
 #: Words that are said in a minute. It is a common pace of talks: nobody has spoken these.
@@ -222,19 +226,37 @@ class Vote:
         return next(case.hint for case in self.exercise.cases if case.name == self.wrong.case)
 
 
+@cache
+def rejected(name: str) -> dict[str, list[str]]:
+    """By label, which checks reject a wrong answer, with the numbers of seed 0. Where a kernel
+    cannot run, these are the checks that are named for it."""
+    one = exercise(name)
+    changes = [wrong for wrong in one.wrong if isinstance(wrong.answer, Mapping)]
+    if missing(one):
+        return {wrong.label: [wrong.case] for wrong in changes}
+    wants = [outcome(one, number, one.reference, 0) for number in range(len(one.cases))]
+    return {
+        wrong.label: [
+            case.name
+            for number, case in enumerate(one.cases)
+            if judge(case, outcome(one, number, source.answer(one, wrong.answer), 0), wants[number])
+        ]
+        for wrong in changes
+    }
+
+
 def votes(one: Exercise) -> list[Vote]:
     """The answers to argue about: those that most checks accept, each seen by another check."""
-    stored = json.loads((folder(one.name) / "proof.json").read_text(encoding="utf-8"))
-    rejected = {wrong["label"]: wrong["rejected by"] for wrong in stored["wrong"]}
-    changes = [wrong for wrong in one.wrong if isinstance(wrong.answer, Mapping)]
+    by = rejected(one.name)
+    changes = [wrong for wrong in one.wrong if wrong.label in by]
     names = [case.name for case in one.cases]
     found: list[Vote] = []
-    for wrong in sorted(changes, key=lambda wrong: len(rejected[wrong.label])):
+    for wrong in sorted(changes, key=lambda wrong: len(by[wrong.label])):
         if len(found) == VOTES:
             break
         if wrong.case in [vote.wrong.case for vote in found]:
             continue
-        accepts = [n for i, n in enumerate(names, start=1) if i not in rejected[wrong.label]]
+        accepts = [n for n in names if n not in by[wrong.label]]
         begin = crc32(wrong.label.encode()) % max(len(accepts), 1)
         others = [*accepts[begin:], *accepts[:begin]][:2]
         choices = sorted([wrong.case, *others], key=names.index)

@@ -2,6 +2,7 @@
 
 import plays
 import pytest
+from bench import right_answers
 
 from lm_from_scratch.exercises import playing as module
 from lm_from_scratch.exercises.exercise import exercise, exercises, has_part
@@ -23,9 +24,9 @@ def short(monkeypatch) -> None:
 def test_every_right_answer_does_the_same(name: str, short) -> None:
     """Here for a few tokens and steps; plays.py repeats it at full length."""
     wanted = exercise(name)
-    for given in (None, *wanted.right.values()):
-        found = alone(name, answer(wanted, given))
-        assert found.whole and found.of >= 4, (given, found)
+    for label, function in right_answers(wanted).items():
+        found = alone(name, function)
+        assert found.whole and found.of >= 4, (label, found)
 
 
 EXACT = [n for n in PARTS if part(n).loop != "learn" and not part(n).rounds]

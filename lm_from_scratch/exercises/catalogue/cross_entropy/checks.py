@@ -94,9 +94,6 @@ def other_shape(function: Any, logits: Tensor, targets: Tensor) -> dict[str, Any
     }
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
 def agree(logits: Tensor, targets: Tensor) -> Tensor:
     """The logits in the dtype of the loss; ValueError if the shapes do not agree."""
     if logits.shape[:-1] != targets.shape:
@@ -133,36 +130,6 @@ def by_where(logits: Tensor, targets: Tensor) -> Tensor:
     real = targets.ne(IGNORE)
     picked = log_p.gather(-1, targets.where(real, 0).unsqueeze(-1)).squeeze(-1)
     return -torch.where(real, picked, 0.0).sum() / max(int(real.sum()), 1)
-
-
-def by_distances(logits: Tensor, targets: Tensor) -> Tensor:
-    """How far every logit is above that of the target: no logit is left to overflow."""
-    logits, real = agree(logits, targets), targets.ne(IGNORE)
-    rows, wanted = logits[real], targets[real]
-    return torch.logsumexp(rows - rows.gather(1, wanted[:, None]), 1).sum() / max(len(rows), 1)
-
-
-def by_one_hot(logits: Tensor, targets: Tensor) -> Tensor:
-    """The largest logit subtracted by hand, the target chosen by a comparison, in float64."""
-    dtype = agree(logits, targets).dtype
-    x = logits[targets != IGNORE].double()
-    y = targets[targets != IGNORE]
-    if not len(x):
-        return x.sum().to(dtype)
-    x = x - x.max(-1, keepdim=True).values
-    hit = torch.arange(x.shape[-1]) == y[:, None]
-    return (x.exp().sum(-1).log() - x[hit]).mean().to(dtype)
-
-
-def by_loop(logits: Tensor, targets: Tensor) -> Tensor:
-    """Token by token, the logarithm of the sum in an online form."""
-    rows = agree(logits, targets).flatten(0, -2)
-    total, n = rows[:0].sum(), 0
-    for row, target in zip(rows, targets.flatten().tolist(), strict=True):
-        if target != IGNORE:
-            total, n = total + torch.logaddexp(row[:4].logsumexp(0), row[4:].logsumexp(0)), n + 1
-            total = total - row[target]
-    return total / max(n, 1)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -232,8 +199,7 @@ def torch_by_another_name(logits: Tensor, targets: Tensor) -> Tensor:
 
 NAN = "its result is NaN, which the report says in words"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("ignored targets are in the number to divide by",
      {DIVISOR: "counts.numel()"}, "ignored targets"),
@@ -395,10 +361,4 @@ EXERCISE = Exercise(
         "picks. Then a mean over how many? Think of a batch without targets.",
     ),
     wrong=planted(WRONG),
-    right={
-        "log-softmax of all, zeros where nothing counts": by_where,
-        "the distances from the target's logit": by_distances,
-        "the largest logit subtracted by hand, in float64": by_one_hot,
-        "token by token": by_loop,
-    },
 )

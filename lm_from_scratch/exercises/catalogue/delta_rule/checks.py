@@ -97,64 +97,6 @@ def in_pieces(function: Callable[..., Any], *tokens: Tensor) -> Any:
     return torch.cat(results, dim=2), state
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_names(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Axes by name."""
-    read = []
-    for t in range(q.shape[2]):
-        state = torch.einsum("bhkv,bh->bhkv", state, g[:, :, t].exp())
-        said = torch.einsum("bhkv,bhk->bhv", state, k[:, :, t])
-        new = torch.einsum("bhv,bh->bhv", v[:, :, t] - said, beta[:, :, t])
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t], new)
-        read.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, t]))
-    return torch.stack(read, dim=2), state
-
-
-def by_a_matrix(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The state is multiplied by (1 - beta k kᵀ), then beta k vᵀ is added."""
-    one = torch.eye(k.shape[3], dtype=k.dtype)
-    read = []
-    for t in range(q.shape[2]):
-        key, rate = k[:, :, t], beta[:, :, t, None, None]
-        turn = one - rate * key[..., :, None] * key[..., None, :]
-        state = turn @ (state * g[:, :, t, None, None].exp())
-        state = state + rate * key[..., :, None] * v[:, :, t, None, :]
-        read.append((state.mT @ q[:, :, t, :, None])[..., 0])
-    return torch.stack(read, dim=2), state
-
-
-def head_by_head(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One row and one head after the other, the state transposed."""
-    B, H, T, _ = q.shape
-    ys, states = [], []
-    for b in range(B):
-        for h in range(H):
-            S, rows = state[b, h].T, []
-            for t in range(T):
-                S = S * torch.exp(g[b, h, t])
-                S = S + beta[b, h, t] * torch.outer(v[b, h, t] - S @ k[b, h, t], k[b, h, t])
-                rows.append(S @ q[b, h, t])
-            ys.append(torch.stack(rows))
-            states.append(S.T)
-    return torch.stack(ys).unflatten(0, (B, H)), torch.stack(states).unflatten(0, (B, H))
-
-
-def by_double(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """All in float64."""
-    y, after = by_names(*(x.double() for x in (q, k, v, g, beta, state)))
-    return y.to(v.dtype), after.to(state.dtype)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 ONE, PLAIN, GATED = "one token into an empty state", "no gate", "gates"
@@ -164,8 +106,7 @@ WRITE = "state = state + key @ (rate[:, :, t] * missing)"
 FADE = "state = decay[:, :, t] * state"
 READ = "outputs.append(q[:, :, t, None] @ state)"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the value is added, as in linear attention", {MISSING: "v[:, :, t, None]"}, AGAIN),
     ("what the state says is asked before it fades",
@@ -292,10 +233,4 @@ EXERCISE = Exercise(
         "after it was written. All heads can do this at once, the tokens only one by one.",
     ),
     wrong=planted(WRONG),
-    right={
-        "axes by name": by_names,
-        "a matrix that turns the state": by_a_matrix,
-        "one head after the other": head_by_head,
-        "all in float64": by_double,
-    },
 )

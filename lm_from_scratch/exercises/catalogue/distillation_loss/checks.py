@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import (
@@ -123,68 +122,8 @@ def fixed(function: Any, student: Tensor, teacher: Tensor, targets: Tensor) -> d
     }
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
 def precision(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
-
-
-def by_library(
-    student: Tensor, teacher: Tensor, targets: Tensor, temperature: float = 1.0
-) -> Tensor:
-    """torch's divergence, whose arguments are the other way round."""
-    counts = targets != IGNORE
-    if not counts.any():
-        return precision(student)[counts].sum()
-    log_q = F.log_softmax(precision(student)[counts] / temperature, -1)
-    p = F.softmax(precision(teacher)[counts] / temperature, -1).detach()
-    log_q = log_q.masked_fill(p == 0, 0.0)
-    return F.kl_div(log_q, p, reduction="batchmean") * temperature**2
-
-
-def by_entropy(
-    student: Tensor, teacher: Tensor, targets: Tensor, temperature: float = 1.0
-) -> Tensor:
-    """The cross-entropy of soft targets, less the teacher's own entropy."""
-    counts = targets != IGNORE
-    rows, wanted = precision(student[counts]), precision(teacher.detach()[counts])
-    p = (wanted / temperature).softmax(-1)
-    log_q = rows / temperature
-    log_q = log_q - log_q.logsumexp(-1, keepdim=True)
-    cross = -torch.where(p > 0, p * log_q, 0.0).sum(-1)
-    own = -torch.special.xlogy(p, p).sum(-1)
-    return (cross - own).sum() * temperature**2 / max(int(counts.sum()), 1)
-
-
-def by_loop(student: Tensor, teacher: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """Place by place, only over tokens that the teacher finds possible."""
-    V = student.shape[-1]
-    losses = []
-    rows = zip(student.reshape(-1, V), teacher.reshape(-1, V), targets.flatten(), strict=True)
-    for q, p, target in rows:
-        if target == IGNORE:
-            continue
-        q, p = precision(q) / temperature, precision(p.detach()) / temperature
-        possible = p > -torch.inf
-        log_p, log_q = p[possible] - p.logsumexp(0), q[possible] - q.logsumexp(0)
-        losses.append((log_p.exp() * (log_p - log_q)).sum())
-    total = torch.stack(losses).sum() if losses else precision(student.flatten()[:0]).sum()
-    return total * temperature * temperature / max(len(losses), 1)
-
-
-def by_distribution(
-    student: Tensor, teacher: Tensor, targets: Tensor, temperature: float = 1.0
-) -> Tensor:
-    """All places, of which those that do not count become two equal rows."""
-    counts = (targets != IGNORE)[..., None]
-    with torch.no_grad():
-        wanted = torch.where(counts, precision(teacher), 0.0)
-        log_p = (wanted / temperature).log_softmax(-1).clamp(min=-1e6)
-    rows = torch.where(counts, precision(student), 0.0)
-    log_q = (rows / temperature).log_softmax(-1).clamp(min=-1e6)
-    divergence = (log_p.exp() * (log_p - log_q)).sum(-1)
-    return temperature**2 * divergence.sum() / counts.sum().clamp(min=1)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -248,8 +187,7 @@ def mixed(student: Tensor, teacher: Tensor, targets: Tensor, temperature: float 
     return distillation.distillation_loss(student, teacher, targets, temperature, 0.5)
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the divergence the other way round: KL(student, teacher)",
      {"p = log_p.exp()": "p = log_q.exp()", "(log_p - log_q)": "(log_q - log_p)"}, PLACE),
@@ -304,7 +242,6 @@ WRONG = [
      GRADIENT),
 ]  # fmt: skip
 
-LAST = "the rows have two dimensions: the last one is 1"
 
 EXERCISE = Exercise(
     name="distillation_loss",
@@ -382,14 +319,4 @@ EXERCISE = Exercise(
         "replaces it, and lets no gradient through.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        f"{LOG_Q}: -1 => 1": LAST,
-        f"{LOG_P}: -1 => 1": LAST,
-    },
-    right={
-        "torch's divergence": by_library,
-        "cross-entropy less entropy": by_entropy,
-        "place by place": by_loop,
-        "two equal rows where nothing counts": by_distribution,
-    },
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
 from lm_from_scratch.optim.galore_basis import project, project_back, sides, singular_basis
@@ -145,63 +145,6 @@ def brain(g: Generator) -> Call:
     return used(x, normal(g, 8, 5, dtype=torch.bfloat16), 2)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-class ByGram(PackageProjection):
-    """Eigenvectors of the smaller product of the gradient with itself."""
-
-    method = "gram"
-
-
-class ByModule(nn.Module):
-    """The projection as a module with a buffer, and a matrix that is turned on the way."""
-
-    basis: Tensor
-
-    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
-        super().__init__()
-        grad = grad.float() if grad.dtype != torch.float64 else grad
-        m, n = grad.shape
-        self.turned = (m < n) == (projection_type == "std")
-        x = grad.T if self.turned else grad
-        values, vectors = torch.linalg.eigh(x.T.double() @ x.double())
-        order = values.argsort(descending=True)[: min(rank, m, n)]
-        self.register_buffer("basis", vectors[:, order].to(grad.dtype))
-
-    def project(self, grad: Tensor) -> Tensor:
-        grad = grad.to(self.basis.dtype)
-        return (grad.T @ self.basis).T if self.turned else grad @ self.basis
-
-    def project_back(self, low: Tensor) -> Tensor:
-        return (self.basis @ low) if self.turned else torch.einsum("mr,nr->mn", low, self.basis)
-
-
-class ByWholeFactors(PackageProjection):
-    """All singular vectors are made, and the leading ones copied."""
-
-    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
-        left, _ = sides((grad.shape[0], grad.shape[1]), projection_type)
-        wide = grad if grad.dtype == torch.float64 else grad.float()
-        U, _, Vh = torch.linalg.svd(wide, full_matrices=True)
-        number = min(rank, *grad.shape)
-        columns = torch.arange(number)
-        self.basis = U.index_select(1, columns) if left else Vh.index_select(0, columns).mT
-        self.left, self.right = (self.basis, None) if left else (None, self.basis)
-
-
-class ByAnotherBasis(PackageProjection):
-    """Other vectors of the same space: the basis turned in itself."""
-
-    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
-        super().__init__(grad, rank, projection_type)
-        assert self.basis is not None
-        r = self.basis.shape[1]
-        sums = torch.ones(r, r, dtype=self.basis.dtype).triu()
-        self.basis = (self.basis @ torch.linalg.qr(sums).Q).contiguous()
-        self.left, self.right = (self.basis, None) if self.left is not None else (None, self.basis)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 LEFT = 'is_wide if projection_type == "std" else not is_wide'
@@ -211,8 +154,7 @@ THERE = "self.basis.mT @ grad if self.left else grad @ self.basis\n"
 BACK = "self.basis @ low if self.left else low @ self.basis.mT"
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("a square matrix is taken for a wide one",
      {"grad.shape[0] < grad.shape[1]": "grad.shape[0] <= grad.shape[1]"}, "a square matrix"),
@@ -415,10 +357,4 @@ EXERCISE = Exercise(
         "gradient, on the left its columns. A slice of U or Vh is a view: make a copy.",
     ),
     wrong=planted(WRONG),
-    right={
-        "eigenvectors of the smaller product": ByGram,
-        "a module with a buffer": ByModule,
-        "whole factors, copied from": ByWholeFactors,
-        "another basis of the same space": ByAnotherBasis,
-    },
 )

@@ -284,9 +284,6 @@ def two_plain(g: Generator) -> Call:
     return call(n_layer=2, layers=text(g, 2))
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
 class Buffers(Reference):
     """Room for many tokens from the start; a count for each layer."""
 
@@ -325,44 +322,6 @@ class Buffers(Reference):
                         for b in self.buffers]  # fmt: skip
 
 
-class Tokens(Buffers):
-    """A list of single tokens for each layer, put together when they are read."""
-
-    def reset(self) -> None:
-        self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.n_layer)]
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens[-1])
-
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if layer not in list(range(self.n_layer)):
-            raise ValueError(layer)
-        held = self.tokens[layer]
-        if held and any(
-            a.dtype != b.dtype or len(a) != len(b) for a, b in zip(held[0], (k, v), strict=True)
-        ):
-            raise ValueError("does not fit")
-        del held[self.length :]
-        k, v = k.detach().clone(), v.detach().clone()
-        held.extend((k[:, :, t], v[:, :, t]) for t in range(k.shape[2]))
-        return torch.stack([k for k, _ in held], 2), torch.stack([v for _, v in held], 2)
-
-    def crop(self, length: int) -> None:
-        for held in self.tokens:
-            del held[length:]
-
-    def select(self, rows: Tensor) -> None:
-        self.tokens = [[(k[rows], v[rows]) for k, v in held] for held in self.tokens]
-
-
-class Reserved(Reference):
-    """The package's cache, with room for many tokens from the start."""
-
-    def __init__(self, n_layer: int) -> None:
-        self.cache = GrowingCache(n_layer, reserve=20)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 
@@ -388,8 +347,7 @@ MASK = "return positions, keys <= positions[:, None]"
 RANGE = "if not 0 <= layer < self.n_layer:"
 NEW = "new = [k.detach(), v.detach()]"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the positions of each piece start at 0",
      {MASK: "return torch.arange(T), keys <= positions[:, None]"},
@@ -603,17 +561,4 @@ EXERCISE = Exercise(
         "of a pass that stopped: these are not part of the text.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        "return self.held[-1][0].shape[2] if self.held[-1] else 0: 0 => 1 (2)": "keys and values "
-        "hold equally many tokens",
-    },
-    right={
-        "room from the start, and a count for each layer": Buffers,
-        "a list of single tokens": Tokens,
-        "the package's cache with a reserve": Reserved,
-        "a triangle for the mask": {
-            MASK: "S = self.length + T\n        "
-            "return positions, torch.ones(T, S, dtype=torch.bool).tril(self.length)"
-        },
-    },
 )

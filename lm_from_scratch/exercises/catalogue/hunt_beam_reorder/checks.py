@@ -134,40 +134,6 @@ def twice_the_same(g: Generator) -> Call:
     return made
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_loop(cache: Buffers, parents: Tensor) -> Buffers:
-    """Row by row, from a copy of all that was there."""
-    n = parents.shape[1]
-    for parts in (cache.keys, cache.values):
-        old = [part.clone() for part in parts]
-        for prompt, line in enumerate(parents.tolist()):
-            for beam, parent in enumerate(line):
-                for part, before in zip(parts, old, strict=True):
-                    part[prompt * n + beam] = before[prompt * n + parent]
-    return cache
-
-
-def by_prompt(cache: Buffers, parents: Tensor) -> Buffers:
-    """The prompts get an axis of their own; only what is in use is moved."""
-    for part in [*cache.values, *cache.keys]:
-        split = part[:, :, : cache.length].unflatten(0, tuple(parents.shape))
-        where = parents[:, :, None, None, None].expand_as(split)
-        part[:, :, : cache.length] = split.gather(1, where).flatten(0, 1)
-    return cache
-
-
-def by_product(cache: Buffers, parents: Tensor) -> Buffers:
-    """A matrix with a single 1 in each row."""
-    n = parents.shape[1]
-    blocks = (parents[:, :, None] == torch.arange(n)).float()
-    chosen = torch.block_diag(*blocks)  # (B, B)
-    for part in cache.keys + cache.values:
-        part[:] = torch.einsum("bc,c...->b...", chosen, part)
-    return cache
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 ROWS = "rows = (parents + n * torch.arange(P)[:, None]).flatten()"
@@ -180,8 +146,7 @@ def each(order: str = "enumerate(rows.tolist())", move: str = "part[beam] = part
     return f"for beam, parent in {order}:\n            {move}\n        _ = 0"
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
      {ROWS: "rows = parents.flatten()",
@@ -336,10 +301,4 @@ EXERCISE = Exercise(
         "tuple.",
     ),
     wrong=planted(WRONG),
-    right={
-        "row by row, from a copy": by_loop,
-        "gathered prompt by prompt": by_prompt,
-        "a product with a matrix of ones": by_product,
-        "index_select": {COPY: "part[:] = part.index_select(0, rows)"},
-    },
 )

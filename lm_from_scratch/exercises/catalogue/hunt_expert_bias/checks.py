@@ -97,66 +97,6 @@ def with_gradient(function: Callable[..., Tensor], logits: Tensor, *rest: Any) -
     return torch.autograd.grad((weights * upstream).sum(), logits)[0]
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def token_by_token(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
-    """Python's sort, one token after the other."""
-    E = logits.shape[1]
-    size = E // n_group
-    rows = []
-    for row in logits:
-        score = row.sigmoid()
-        total = [float(s) + float(b) for s, b in zip(score, bias, strict=True)]
-        worth = [sum(sorted(total[n * size : (n + 1) * size])[-2:]) for n in range(n_group)]
-        doors = sorted(range(n_group), key=lambda n: worth[n])[-top_group:]
-        inside = [e for e in range(E) if e // size in doors]
-        chosen = sorted(inside, key=lambda e: total[e])[-k:]
-        kept = torch.zeros(E, dtype=logits.dtype)
-        kept[chosen] = 1.0
-        rows.append(scale * score * kept / (score * kept).sum())
-    return torch.stack(rows)
-
-
-def by_border(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
-    """The k-th largest sum is the border, first of groups, then of experts."""
-    scores = 1 / (1 + (-logits).exp())
-    sums = (scores + bias).detach().view(len(logits), n_group, -1)
-    worth = sums.sort(-1).values[..., -2:].sum(-1)
-    border = worth.sort(-1).values[:, -top_group, None]
-    sums = torch.where((worth >= border)[..., None], sums, -torch.inf).view_as(logits)
-    kept = sums >= sums.sort(-1).values[:, -k, None]
-    scores = torch.where(kept, scores, 0.0)
-    return scores / scores.sum(-1, keepdim=True) * scale
-
-
-def by_mask(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
-    """A mask of ones that multiplies."""
-    scores = torch.sigmoid(logits)
-    with torch.no_grad():
-        groups = (scores + bias).unflatten(1, (n_group, -1))
-        best = groups.topk(2).values.sum(-1).topk(top_group).indices
-        away = torch.full(groups.shape[:2], -torch.inf, dtype=logits.dtype).scatter(1, best, 0.0)
-        experts = (groups + away[..., None]).flatten(1).topk(k).indices
-        mask = torch.zeros_like(logits).scatter(1, experts, 1.0)
-    return scale * (scores * mask) / (scores * mask).sum(1, keepdim=True)
-
-
-def by_logs(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
-    """Weights as a softmax of the logarithms of the scores."""
-    mask = by_mask(logits.detach(), bias, k, n_group, top_group, 1.0) > 0
-    logs = torch.nn.functional.logsigmoid(logits).masked_fill(~mask, -torch.inf)
-    return logs.softmax(-1) * scale
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 CHOICE, FRESH, BELOW = "biases that have moved", "a fresh router", "all biases below 0"
@@ -167,8 +107,7 @@ SHARE = "weights / weights.sum(1, keepdim=True)"
 WORTH = "worth = groups.topk(2).values.sum(2)"
 FOUND = "    return expert_weights_as_found(logits, bias, k, n_group, top_group, scale)\n"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found", {"    scores = logits.sigmoid()": f"{FOUND}    scores = logits"}, CHOICE),
     ("the choice has its groups right, but weights still have the bias",
@@ -301,15 +240,4 @@ EXERCISE = Exercise(
         "must lose against any bias.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        f"{WORTH}: groups.topk(2).values.sum => groups.topk(2).values.mean": (
-            "a mean of two is half their sum: the order is the same"
-        ),
-    },
-    right={
-        "one token after the other": token_by_token,
-        "borders instead of topk": by_border,
-        "a mask that multiplies": by_mask,
-        "a softmax of logarithms": by_logs,
-    },
 )

@@ -20,6 +20,7 @@ def by_torch(programs: int, x: Tensor, tops: Tensor, out: Tensor, width: int, BL
 
 REFERENCE: Any = AsKernel(by_torch)
 
+
 # ----------------------------------------------------------------------------------------- plays
 
 
@@ -92,15 +93,12 @@ def hidden(g: Generator) -> Call:
     return call(x=x, BLOCK=16)
 
 
-# --------------------------------------------------------------------------- other right answers
-
 OTHER = 'other=-float("inf")'
 LOAD = 'value = tl.load(x + place, mask=inside, other=-float("inf"))'
 TOP = "top = tl.max(value, axis=0)"
 STORE = "tl.store(out + place, value - top, mask=inside)"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
      {OTHER: "other=0.0", ", mask=inside)\n": ")\n"}, "rows without a number above 0"),
@@ -205,24 +203,4 @@ EXERCISE = Exercise(
         "more, are in the museums of the page on the softmax kernel and of those after it.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        "top = tl.max(value, axis=0): tl.max(value, axis=0) => tl.max(value)": (
-            "a block of one axis has no other"
-        ),
-    },
-    right={
-        "the lowest finite number as padding": {OTHER: "other=-3.4028234e38"},
-        "masked lanes are set after the load": {
-            OTHER: "other=0.0",
-            TOP: 'top = tl.max(tl.where(inside, value, -float("inf")), axis=0)',
-        },
-        "masked lanes read the last number again": {
-            LOAD: "value = tl.load(x + row * width + tl.minimum(column, width - 1))"
-        },
-        "the smallest of the negative numbers": {
-            LOAD: 'value = -tl.load(x + place, mask=inside, other=-float("inf"))',
-            TOP: "top = -tl.min(value, axis=0)",
-            "value - top": "-value - top",
-        },
-    },
 )

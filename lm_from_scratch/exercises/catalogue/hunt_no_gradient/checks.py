@@ -155,86 +155,6 @@ def three_steps(function: Any, model: nn.Module, *args: Any) -> dict[str, Any]:
     return found | {f"{name} after them": p.detach() for name, p in model.named_parameters()}
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def picked(model: nn.Module, ids: Tensor) -> Tensor:
-    logits = model(ids)[:, :-1]
-    rows = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1] - 1)
-    return logits[*rows, ids[:, 1:]] - logits.logsumexp(-1)
-
-
-def by_tokens(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
-    """Only the tokens that were written, in one row."""
-    with torch.no_grad():
-        A = advantages[:, None].expand(mask.shape)[mask]
-        old = noted[mask]
-    ratio = torch.exp(picked(model, ids)[mask] - old)
-    return torch.maximum(-A * ratio, -A * torch.clip(ratio, 1 - clip, 1 + clip)).mean()
-
-
-def by_loop(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
-    """Token by token."""
-    now, losses = picked(model, ids), []
-    for b, t in mask.nonzero().tolist():
-        a, old = float(advantages[b]), float(noted[b, t])
-        ratio = (now[b, t] - old).exp()
-        losses.append(-min(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a))
-    return torch.stack(losses).mean()
-
-
-def by_stop(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
-    """A token that has gone too far keeps a constant ratio."""
-    now = torch.where(mask, picked(model, ids), 0.0)
-    old = torch.where(mask, noted, 0.0).data
-    A = advantages.data[:, None]
-    ratio = (now - old).exp()
-    limit = 1 + clip * A.sign()
-    far = torch.where(A > 0, ratio > limit, ratio < limit)
-    losses = -A * torch.where(far, limit, ratio)
-    return (losses * mask).sum() / mask.count_nonzero()
-
-
-def by_weight(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
-    """The sum over answers, each a part of all tokens."""
-    now = picked(model, ids)
-    total = now.flatten()[:0].sum()
-    n = int(mask.sum())
-    for row, old, a, said in zip(now, noted.detach(), advantages.detach(), mask, strict=True):
-        if said.any():
-            ratio = (row[said] - old[said]).exp()
-            total = total - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a).sum() / n
-    return total
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 VALUE, FIRST, LATER = "the loss of the first step", "the gradient of the first step", "a later step"
@@ -298,8 +218,7 @@ def deletes_gradients(
     return reference(model, ids, noted, advantages, mask, clip)
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
      {NOW: "return step_loss_as_found(model, ids, noted, advantages, mask, clip)"}, FIRST),
@@ -440,15 +359,4 @@ EXERCISE = Exercise(
         "`now.detach()`, which is the same number only in the first step.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        "ratio = torch.where(mask, now - noted.detach(), 0.0).exp(): 0.0 => 1.0": (
-            "outside the answers nothing counts, whatever the ratio is there"
-        ),
-    },
-    right={
-        "only the tokens that were written": by_tokens,
-        "token by token": by_loop,
-        "a constant where a token has gone too far": by_stop,
-        "answer by answer": by_weight,
-    },
 )

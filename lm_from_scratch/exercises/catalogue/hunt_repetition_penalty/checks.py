@@ -99,41 +99,6 @@ def half(g: Generator) -> Call:
     return call(logits.to(torch.bfloat16), idx, 1.25)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_gather(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
-    """Take the logits of the tokens, bend them, and put them back."""
-    taken = logits.gather(1, idx)
-    return logits.scatter(1, idx, torch.where(taken < 0, taken * penalty, taken / penalty))
-
-
-def by_loop(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
-    """Row by row and token by token."""
-    result = logits.clone()
-    for row, tokens in enumerate(idx.tolist()):
-        for token in set(tokens):
-            z = logits[row, token].item()
-            result[row, token] = z / penalty if z > 0 else z * penalty
-    return result
-
-
-def by_power(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
-    """A factor for each token: the penalty to the power of minus the sign, in float64."""
-    factor = torch.ones_like(logits, dtype=torch.float64)
-    bend = penalty ** -logits.double().sign()
-    factor.scatter_(1, idx, bend.gather(1, idx))
-    return (logits.double() * factor).to(logits.dtype)
-
-
-def by_parts(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
-    """The positive part divided, the negative part multiplied, where a token occurs."""
-    tokens = torch.arange(logits.shape[-1])
-    seen = (idx[:, :, None] == tokens).any(dim=1)  # (B, V)
-    bent = logits.clamp(min=0) / penalty + logits.clamp(max=0) * penalty
-    return logits.where(~seen, bent)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 SEEN = "seen = torch"
@@ -165,8 +130,7 @@ NEGATIVE, ROWS, BOTH = (
 )
 LAW, REWARD, HALF = "never more likely than before", "a penalty below 1", "bfloat16"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
      {SEEN: f"return penalise_as_found(logits, idx, penalty)\n    {SEEN}"}, BOTH),
@@ -286,15 +250,5 @@ EXERCISE = Exercise(
         "museum of the page: the formula of the CTRL paper, taken literally. The second is G10: "
         "the loop read row 0 and wrote into all rows.",
     ),
-    survivors={
-        "penalised = torch.where(logits > 0, logits / penalty, logits * penalty): "
-        "logits > 0 => logits >= 0": "a logit of 0 stays 0, divided or multiplied",
-    },
     wrong=planted(WRONG),
-    right={
-        "gather, bend, scatter": by_gather,
-        "row by row": by_loop,
-        "a power of the penalty, in float64": by_power,
-        "positive and negative part": by_parts,
-    },
 )

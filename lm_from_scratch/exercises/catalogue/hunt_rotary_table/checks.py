@@ -119,9 +119,6 @@ def saved(g: Generator) -> Call:
     return call(dim=8, positions=integers(g, 3, 30, 1, 4))
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
 class Table(nn.Module):
     """A table in float32 that no conversion reaches, as long as the largest position."""
 
@@ -170,32 +167,6 @@ class Rebuilt(Table):
         if self.cos.dtype != FLOAT:
             self.grow(len(self.cos), FLOAT)
         return super().forward(x, positions, key_length)
-
-
-class Numbers(nn.Module):
-    """Speeds as numbers of Python, and a column for each."""
-
-    def __init__(self, dim: int, theta: float = 10000.0) -> None:
-        super().__init__()
-        self.speeds = [theta ** (-2 * i / dim) for i in range(dim // 2)]
-
-    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
-        angles = torch.stack([positions * speed for speed in self.speeds], dim=-1).unsqueeze(1)
-        return torch.cos(angles).type_as(x), torch.sin(angles).type_as(x)
-
-
-class Complex(nn.Module):
-    """Real and imaginary part of a number of length 1, in float64."""
-
-    def __init__(self, dim: int, theta: float = 10000.0) -> None:
-        super().__init__()
-        self.dim, self.theta = dim, theta
-
-    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
-        i2 = torch.arange(0, self.dim, 2, dtype=torch.float64)
-        angles = torch.einsum("bt,f->btf", positions.double(), self.theta ** (-i2 / self.dim))
-        turn = torch.polar(torch.ones_like(angles), angles)[:, None]
-        return turn.real.to(x.dtype), turn.imag.to(x.dtype)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -354,8 +325,7 @@ VERY_FAR = "positions above 100000"
 GROWN, TWO, SAVED = "longer and shorter texts in turn", "two objects", "nothing is saved"
 COS = "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
      {"class Rotary(nn.Module):":
@@ -498,16 +468,4 @@ EXERCISE = Exercise(
         "the story in its bug museum (Q9, Q10).",
     ),
     wrong=planted(WRONG),
-    survivors={
-        "i2 = torch.arange(0, self.dim, 2, device=positions.device): "
-        "torch.arange(0, self.dim, 2, device=positions.device) => torch.arange(0, self.dim, 2)": (
-            "the processor is the default device; a GPU would show it"
-        ),
-    },
-    right={
-        "a float32 table, as long as the largest position": Table,
-        "a buffer, made again after a conversion": Rebuilt,
-        "numbers of Python": Numbers,
-        "complex numbers, in float64": Complex,
-    },
 )

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
-from lm_from_scratch.optim.adamw import AdamW, adam_direction
+from lm_from_scratch.optim.adamw import AdamW
 
 Grads = Sequence[Tensor | None]
 State = dict[Any, Any]
@@ -188,89 +188,6 @@ def five(g: Generator) -> Call:
     return call(params, rows(g, 3, params), **options(0.05))
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_torch(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """An optimizer of torch for each parameter."""
-    if any(grad is not None and grad.layout != torch.strided for grad in grads):
-        raise ValueError("sparse")
-    for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
-        if i not in state:
-            alone = nn.Parameter(p.clone())
-            options: dict[str, Any] = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-            state[i] = alone, torch.optim.AdamW([alone], **options)
-        alone, optimizer = state[i]
-        alone.data.copy_(p)
-        alone.grad = None if grad is None else grad.clone()
-        optimizer.step()
-        p.copy_(alone.detach())
-
-
-def by_all_gradients(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """Nothing but the gradients is kept: the means are sums over all of them."""
-    for grad in grads:
-        if grad is not None and grad.is_sparse:
-            raise ValueError("sparse")
-    for i, grad in enumerate(grads):
-        if grad is None:
-            continue
-        seen = state.setdefault(i, [])
-        seen.append(grad.double())
-        past = torch.stack(seen).flatten(1)  # (t, numbers)
-        age = torch.arange(len(seen) - 1, -1, -1, dtype=torch.float64)
-        weights = [beta**age / (beta**age).sum() for beta in betas]
-        direction = (weights[0] @ past) / ((weights[1] @ past**2).sqrt() + eps)
-        p = params[i]
-        p.copy_(p.double() * (1 - lr * weight_decay) - lr * direction.view(p.shape))
-
-
-def by_products(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """The powers of beta are kept as products in the place of a count."""
-    dense = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
-    if any(grad.is_sparse for _, grad in dense):
-        raise ValueError("sparse")
-    for i, grad in dense:
-        power1, power2, m, v = state.get(i, (1.0, 1.0, 0.0, 0.0))
-        power1, power2 = power1 * betas[0], power2 * betas[1]
-        m, v = betas[0] * m + (1 - betas[0]) * grad, betas[1] * v + (1 - betas[1]) * grad**2
-        state[i] = power1, power2, m, v
-        rate = lr * (1 - power2) ** 0.5 / (1 - power1)
-        move = rate * m / (v.sqrt() + eps * (1 - power2) ** 0.5)
-        params[i] -= lr * weight_decay * params[i] + move
-
-
-def by_the_package(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """Counts in a list, and everything computed before anything is written."""
-    counts = list(state.get("counts", [0] * len(params)))
-    new = []
-    for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
-        if grad is None:
-            continue
-        if grad.is_sparse:
-            raise ValueError("sparse")
-        counts[i] += 1
-        m, v = state.get(i, (torch.zeros_like(p), torch.zeros_like(p)))
-        direction, *means = adam_direction(grad, m, v, counts[i], betas, eps)
-        new.append((i, p * (1 - lr * weight_decay) - lr * direction, means))
-    for i, value, means in new:
-        params[i].copy_(value)
-        state[i] = means
-    state["counts"] = counts
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 CHECK = (
@@ -293,8 +210,7 @@ def counted(by: str) -> dict[str, str]:
     return {POWERS[0]: f"betas[0] ** ({by})", POWERS[1]: f"betas[1] ** ({by})"}
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
      {CHECK: f"    return update_group_as_found({ALL})\n"}, "a first gradient in step 10"),
@@ -471,10 +387,4 @@ EXERCISE = Exercise(
         "AdamW has the first defect under L8 in its bug museum.",
     ),
     wrong=planted(WRONG),
-    right={
-        "an optimizer of torch for each parameter": by_torch,
-        "all gradients are kept, and summed anew": by_all_gradients,
-        "products of beta in the place of a count": by_products,
-        "everything is computed before anything is written": by_the_package,
-    },
 )

@@ -177,8 +177,6 @@ def loads_again(function: Any, *, state: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------- other right answers
-
 BODY = """\
     copies = {name: tensor.clone() for name, tensor in state.items()}
     flag = torch.__future__.get_swap_module_params_on_conversion()
@@ -189,45 +187,6 @@ BODY = """\
         torch.__future__.set_swap_module_params_on_conversion(flag)
 """
 
-
-def checked(model: nn.Module, state: dict[str, Tensor]) -> dict[str, nn.Parameter]:
-    own = dict(model.named_parameters(remove_duplicate=False))
-    if own.keys() != state.keys():
-        raise RuntimeError(f"missing or unknown: {own.keys() ^ state.keys()}")
-    return own
-
-
-def by_data(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Other contents are poured into each parameter."""
-    for name, parameter in checked(model, state).items():
-        parameter.data = state[name].detach().clone()
-
-
-def by_swaps(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Each parameter is swapped with one of its own making."""
-    for name, parameter in checked(model, state).items():
-        new = nn.Parameter(state[name].detach().clone(), parameter.requires_grad)
-        torch.utils.swap_tensors(parameter, new)
-
-
-def by_conversion(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Each parameter gets its dtype first; the default then copies values."""
-    checked(model, state)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            full = next(n for n, p in model.named_parameters() if p is parameter)
-            parameter.data = parameter.data.to(state[full].dtype)
-            assert getattr(module, name) is parameter
-    model.load_state_dict(dict(state))
-
-
-BY_DEEP_COPY = """\
-    from copy import deepcopy
-    from unittest.mock import patch
-
-    with patch.object(torch.__future__, "_swap_module_params_on_conversion", True):
-        model.load_state_dict(deepcopy(state), assign=True)
-"""
 
 # ------------------------------------------------------------------------------- wrong answers
 
@@ -260,8 +219,7 @@ ONE_DTYPE = """\
     model.load_state_dict(dict(state))
 """
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found", {BODY: AS_FOUND}, "the optimizer trains the model"),
     ("a plain dict, still assigned",
@@ -398,10 +356,4 @@ EXERCISE = Exercise(
         "So what should it be given, and what should it not find there?",
     ),
     wrong=planted(WRONG),
-    right={
-        "other contents poured in": by_data,
-        "each parameter swapped by hand": by_swaps,
-        "the dtype first, then the default": by_conversion,
-        "a deep copy, and the flag by a patch": {BODY: BY_DEEP_COPY},
-    },
 )

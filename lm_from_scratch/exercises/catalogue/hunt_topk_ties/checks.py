@@ -82,56 +82,6 @@ def all_different(g: Generator) -> Call:
     return call(scores, torch.arange(12, 20), torch.arange(20), 6)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_sorted(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
-    """Python's sort, by two numbers."""
-    out = torch.zeros(scores.shape, dtype=torch.bool)
-    places = key_positions.tolist()
-    for t, at in enumerate(query_positions.tolist()):
-        seen = [s for s, place in enumerate(places) if 0 <= place <= at]
-        row = scores[t].tolist()
-        out[t, sorted(seen, key=lambda s: (row[s], places[s]))[-k:]] = True
-    return out
-
-
-def by_counting(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
-    """A key is read if fewer than k keys that the query sees are better."""
-    visible = (key_positions >= 0) & (key_positions <= query_positions[:, None])
-    mine, other = scores[:, :, None], scores[:, None, :]
-    later = key_positions[None, :] > key_positions[:, None]
-    better = (other > mine) | ((other == mine) & later)
-    return visible & ((better & visible[:, None]).sum(-1) < k)
-
-
-def by_border(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
-    """The k-th score is the border: all above it, and the latest of those that are equal to it."""
-    visible = (key_positions >= 0) & (key_positions <= query_positions[:, None])
-    scores = scores.masked_fill(~visible, -torch.inf)
-    border = scores.topk(min(k, scores.shape[1])).values[:, -1:]
-    above, equal = scores > border, scores == border
-    left = k - above.sum(-1, keepdim=True)
-    order = key_positions.argsort(descending=True)
-    rank = torch.empty_like(equal, dtype=torch.long)
-    rank[:, order] = equal[:, order].long().cumsum(-1)
-    return (above | (equal & (rank <= left))) & visible
-
-
-def by_turns(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
-    """The best key, then the best of the others, k times."""
-    left = (key_positions >= 0) & (key_positions <= query_positions[:, None])
-    out = torch.zeros_like(left)
-    rows = torch.arange(len(scores))
-    for _ in range(min(k, scores.shape[1])):
-        now = scores.masked_fill(~left, -torch.inf)
-        top = left & (now == now.amax(-1, keepdim=True))
-        best = torch.where(top, key_positions, -1).argmax(-1)
-        out[rows, best] |= top.any(-1)
-        left[rows, best] = False
-    return out
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 LATE, EARLY = "equal scores", "queries that see fewer keys than k"
@@ -140,8 +90,7 @@ SORT = "ordered.sort(dim=-1, descending=True, stable=True).indices[:, :k]"
 SCATTER = "torch.zeros_like(visible).scatter(-1, latest[best], True)"
 FOUND = "    return choose_keys_as_found(scores, query_positions, key_positions, k)\n"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found", {"    visible = (": f"{FOUND}    visible = ("}, LATE),
     ("equal scores have a rule, but hidden keys still fill places that are left",
@@ -184,8 +133,6 @@ WRONG = [
      LATE),
 ]  # fmt: skip
 
-LAST_IS_1 = "scores have two dimensions: the last one is 1"
-BEST = "best = ordered.sort(dim=-1, descending=True, stable=True).indices[:, :k]"
 
 EXERCISE = Exercise(
     name="hunt_topk_ties",
@@ -261,16 +208,4 @@ EXERCISE = Exercise(
         "reordered keys.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        "chosen = torch.zeros_like(visible).scatter(-1, latest[best], True): -1 => 1": LAST_IS_1,
-        f"{BEST}: -1 => 1": LAST_IS_1,
-        f"{BEST}: ordered.sort(dim=-1, descending=True, stable=True) => "
-        "ordered.sort(descending=True, stable=True)": "the last dimension is sort's default",
-    },
-    right={
-        "Python's sort": by_sorted,
-        "counting better keys": by_counting,
-        "a border, and the latest at it": by_border,
-        "the best key, k times": by_turns,
-    },
 )

@@ -1,6 +1,6 @@
 """Eight bits a number: whose ruler, which marks, and what is rounded when."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from lm_from_scratch.exercises.exercise import (
     strided,
 )
 
-Parts = Sequence[Tensor]
 Make = Callable[..., Any]  # what the student writes
 
 
@@ -153,62 +152,6 @@ def uneven(g: Generator) -> Call:
     return call(x=on_rulers(g, 1, 2, 3, 1, 10), group=4)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-class Nearest:
-    """The index of the nearest of all 256 marks."""
-
-    def __init__(self, group: int = 32) -> None:
-        self.group = group
-
-    def encode(self, x: Tensor) -> Parts:
-        D = x.shape[-1]
-        size = D if self.group > D else self.group
-        if D // size * size != D:
-            raise ValueError(D)
-        x = x.reshape(*x.shape[:-1], D // size, size)
-        low, high = torch.aminmax(x, dim=-1, keepdim=True)
-        step = ((high.double() - low.double()) / 255).to(x.dtype)
-        marks = low.double() + step.double() * torch.arange(256)  # (..., 256)
-        away = (x.double()[..., None] - marks[..., None, :]).abs()
-        return away.argmin(-1).to(torch.uint8), low, step
-
-    def decode(self, parts: Parts) -> Tensor:
-        codes, low, step = (part.double() for part in parts)
-        x = torch.addcmul(low, step, codes)
-        return x.to(parts[1].dtype).reshape(*x.shape[:-2], -1)
-
-
-class ByLoop:
-    """Group by group."""
-
-    def __init__(self, group: int = 32) -> None:
-        self.group = group
-
-    def encode(self, x: Tensor) -> Parts:
-        size = min(self.group, x.size(-1))
-        found: list[list[Tensor]] = [[], [], []]
-        if x.size(-1) % size != 0:
-            raise ValueError(size)
-        for part in x.split(size, dim=-1):
-            fine = part if part.dtype == torch.float64 else part.float()
-            low = fine.min(-1, keepdim=True).values
-            step = ((fine.max(-1, keepdim=True).values - low) / 255).to(x.dtype)
-            inverse = (1 / step.to(fine.dtype)).nan_to_num(posinf=0.0)
-            codes = torch.floor((fine - low) * inverse + 0.5)
-            found[0].append(codes.clamp(0, 255).to(torch.uint8))
-            found[1].append(low.to(x.dtype))
-            found[2].append(step)
-        return [torch.stack(parts, -2) for parts in found]
-
-    def decode(self, parts: Parts) -> Tensor:
-        codes, low, step = parts
-        fine = torch.float64 if low.dtype == torch.float64 else torch.float32
-        groups = codes.to(fine) * step.to(fine) + low.to(fine)
-        return torch.cat(groups.to(low.dtype).unbind(-2), -1)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 FINE = "fine = x.to(torch.promote_types(x.dtype, torch.float32))"
@@ -231,8 +174,7 @@ def over(axes: str) -> str:
     )
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("codes are cut off, not rounded",
      {CODES: CODES.replace(".round()", "")}, "encode, one group a head"),
@@ -402,17 +344,4 @@ EXERCISE = Exercise(
         "then come out as 256. Where the step is 0, the division gives no number.",
     ),
     wrong=planted(WRONG),
-    right={
-        "the nearest of all 256 marks": Nearest,
-        "group by group, with the inverse of the step": ByLoop,
-        "equal numbers as a case of their own": {
-            CODES: "((fine - low) / step.masked_fill(step == 0, torch.inf)).add(0.5).floor()"
-            ".minimum(torch.tensor(255.0))",
-            GUARD: "",
-        },
-        "float64 inside": {
-            FINE: "fine = x.double()",
-            "fine = torch.promote_types(low.dtype, torch.float32)": "fine = torch.float64",
-        },
-    },
 )

@@ -1,6 +1,5 @@
 """Latent attention with both matrices absorbed: the root, the layout of the weight, and no key."""
 
-import math
 from typing import Any
 
 import torch
@@ -100,9 +99,6 @@ def watched(function: Any, q: Tensor, latent: Tensor, shared: Tensor, weight: Te
     return {"the result": y, "no tensor is larger than the cache": few}
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
 def two_scores(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
     """The two parts of a score apart, by named axes."""
     (H, T, D), (S, R), Dr = q.shape[1:], latent.shape[1:], shared.shape[2]
@@ -113,40 +109,6 @@ def two_scores(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Ten
     seen = torch.arange(S) <= torch.arange(S - T, S)[:, None]
     weights = torch.where(seen, scores / D**0.5, -torch.inf).softmax(-1)
     return torch.einsum("bhtr,hdr->bhtd", torch.einsum("bhts,bsr->bhtr", weights, latent), w_v)
-
-
-def head_by_head(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
-    """One head after the other, the maximum subtracted by hand."""
-    (H, T, D), S, Dr = q.shape[1:], latent.shape[1], shared.shape[2]
-    rows = weight.shape[0] // H
-    heads = []
-    for h in range(H):
-        w = weight[h * rows : (h + 1) * rows]
-        scores = q[:, h, :, : D - Dr] @ w[: D - Dr] @ latent.mT
-        scores = (scores + q[:, h, :, D - Dr :] @ shared.mT) * D**-0.5
-        scores = scores.masked_fill(~torch.ones(T, S).tril(S - T).bool(), -torch.inf)
-        weights = (scores - scores.amax(-1, keepdim=True)).exp()
-        heads.append(weights / weights.sum(-1, keepdim=True) @ latent @ w[D - Dr :].T)
-    return torch.stack(heads, dim=1)
-
-
-def query_by_query(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
-    """Each query gets the tokens that it may see."""
-    (H, T, D), S, Dr = q.shape[1:], latent.shape[1], shared.shape[2]
-    w = weight.unflatten(0, (H, -1))
-    results = []
-    for t in range(T):
-        c, r = latent[:, : S - T + t + 1], shared[:, : S - T + t + 1]
-        content = (q[:, :, t, None, : D - Dr] @ w[:, : D - Dr])[:, :, 0]  # (B, H, R)
-        scores = (content @ c.mT + q[:, :, t, D - Dr :] @ r.mT) / math.sqrt(D)
-        mean = scores.softmax(-1) @ c
-        results.append((mean[:, :, None] @ w[:, D - Dr :].mT)[:, :, 0])
-    return torch.stack(results, dim=2)
-
-
-def by_double(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
-    """All in float64."""
-    return two_scores(*(x.double() for x in (q, latent, shared, weight))).to(q.dtype)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -169,8 +131,7 @@ SPLIT = "w_k, w_v = w[:, :Dn], w[:, Dn:]"
 FILL = "scores.masked_fill(future, -torch.inf).softmax(-1)"
 PLAIN, LAST = "as many queries as keys", "3 queries, the last of 7 tokens"
 DIFFER, NO_KEY = "four different widths", "300 tokens, and no key is made"
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("divided by the root of the absorbed width, R + Dr",
      {"math.sqrt(D)": "math.sqrt(keys.shape[-1])"}, PLAIN),
@@ -287,10 +248,4 @@ EXERCISE = Exercise(
         "only then does each head make its values.",
     ),
     wrong=planted(WRONG),
-    right={
-        "two scores, by named axes": two_scores,
-        "one head after the other": head_by_head,
-        "one query after the other": query_by_query,
-        "all in float64": by_double,
-    },
 )

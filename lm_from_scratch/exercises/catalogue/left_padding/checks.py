@@ -90,53 +90,6 @@ def refused(function: Any, attention_mask: Tensor) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def checked(attention_mask: Tensor) -> Tensor:
-    """What is real, as bool; ValueError for anything else than 0 and 1 on two axes."""
-    if attention_mask.dim() != 2 or not set(attention_mask.unique().tolist()) <= {0, 1}:
-        raise ValueError("mask")
-    return attention_mask.bool()
-
-
-def by_loop(attention_mask: Tensor) -> Pair:
-    """Token by token."""
-    real = checked(attention_mask)
-    positions = torch.full(real.shape, PADDING)
-    following = torch.zeros(len(real), dtype=torch.int64)
-    for row in range(len(real)):
-        for column in range(real.shape[1]):
-            if real[row, column]:
-                positions[row, column] = following[row]
-                following[row] += 1
-    return positions, following
-
-
-def by_product(attention_mask: Tensor) -> Pair:
-    """A triangular matrix counts, in float64; padding is subtracted by arithmetic."""
-    real = checked(attention_mask).double()
-    counts = real @ torch.ones(real.shape[1], real.shape[1], dtype=torch.float64).triu()
-    return (counts * real).long() - 1, counts[:, -1].long()
-
-
-def by_assignment(attention_mask: Tensor) -> Pair:
-    """A range is written into the real columns of each row."""
-    real = checked(attention_mask)
-    positions = torch.full_like(attention_mask, PADDING, dtype=torch.int64)
-    for row, these in enumerate(real):
-        positions[row, these] = torch.arange(int(these.sum()))
-    return positions, torch.count_nonzero(real, dim=1)
-
-
-def by_columns(attention_mask: Tensor) -> Pair:
-    """The column, minus the padding so far."""
-    real = checked(attention_mask)
-    padding = (~real).cumsum(1)
-    positions = (torch.arange(real.shape[1]) - padding).masked_fill(~real, PADDING)
-    return positions, real.shape[1] - padding[:, -1]
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 POSITIONS = "torch.where(real, real.cumsum(1) - 1, PADDING)"
@@ -156,8 +109,7 @@ def only_integers(attention_mask: Tensor) -> Pair:
     return positions.where(1 - attention_mask == 0, PADDING), following
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("padding is counted: a text starts at its column, not at 0",
      {"real.cumsum(1) - 1": COLUMNS, "real.sum(1)": "positions.amax(1) + 1"},
@@ -309,10 +261,4 @@ EXERCISE = Exercise(
         "is also its next position.",
     ),
     wrong=planted(WRONG),
-    right={
-        "token by token": by_loop,
-        "the product with a triangular matrix": by_product,
-        "a range for each row": by_assignment,
-        "the column minus the padding so far": by_columns,
-    },
 )

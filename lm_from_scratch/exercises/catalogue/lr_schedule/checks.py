@@ -1,14 +1,10 @@
 """The learning rate of a run: a warm-up, then half a cosine as long as what is left of the run."""
 
-import cmath
-import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Generator
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted, refusal
 from lm_from_scratch.training import train
@@ -84,66 +80,6 @@ def refused(
     return seen
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def checked(steps: int, warmup: int) -> None:
-    if not warmup < steps:
-        raise ValueError("the warm-up is too long")
-
-
-@cache
-def table(steps: int, lr: float, min_lr: float, warmup: int) -> list[float]:
-    """All rates of a run by the schedulers of torch."""
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
-    cosine = CosineAnnealingLR(optimizer, T_max=steps - warmup, eta_min=min_lr)
-    scheduler: Any = cosine
-    if warmup:
-        rise = LambdaLR(optimizer, lambda t: t / warmup)
-        scheduler = SequentialLR(optimizer, [rise, cosine], milestones=[warmup])
-    found = []
-    for _ in range(steps + 1):
-        found.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step()
-        scheduler.step()
-    return found
-
-
-def by_torch(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
-    """The schedulers of torch, one after the other."""
-    checked(steps, warmup)
-    return table(steps, lr, min_lr, warmup)[step] if step <= steps else min_lr
-
-
-def by_half_angle(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
-    """The square of a cosine of half the angle, and a mean of both rates."""
-    checked(steps, warmup)
-    if step < warmup:
-        return step * (lr / warmup)
-    share = math.cos(math.pi / 2 * (min(step, steps) - warmup) / (steps - warmup)) ** 2
-    return share * lr + (1 - share) * min_lr
-
-
-def by_list(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
-    """All rates of the run in one tensor."""
-    checked(steps, warmup)
-    t = torch.arange(steps + 1, dtype=torch.float64)
-    cosine = (1 + torch.cos(math.pi * (t - warmup) / (steps - warmup))) / 2
-    all_rates = torch.where(t < warmup, lr * t / max(warmup, 1), min_lr + (lr - min_lr) * cosine)
-    return all_rates[min(step, steps)].item()
-
-
-def by_turning(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
-    """A pointer that is turned by the same angle in every step."""
-    checked(steps, warmup)
-    if step <= warmup:
-        return sum(lr / warmup for _ in range(step))
-    pointer, turn = 1 + 0j, cmath.exp(1j * math.pi / (steps - warmup))
-    for _ in range(min(step, steps) - warmup):
-        pointer *= turn
-    return (lr + min_lr) / 2 + (lr - min_lr) / 2 * pointer.real
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 RISE = "lr * step / warmup"
@@ -152,8 +88,7 @@ COSINE = "0.5 * (1.0 + math.cos(math.pi * progress))"
 RESULT = "min_lr + cosine * (lr - min_lr)"
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("a cosine of 1000 steps, however long the run is",
      {PROGRESS: "(step - warmup) / 1000"}, "the cosine after it, down to 0"),
@@ -274,15 +209,4 @@ EXERCISE = Exercise(
         "their mean. After the last step p stays at 1.",
     ),
     wrong=planted(WRONG),
-    right={
-        "the schedulers of torch": by_torch,
-        "half the angle, squared": by_half_angle,
-        "a list of the whole run": by_list,
-        "a pointer that turns": by_turning,
-    },
-    survivors={
-        "if step <= warmup:: step <= warmup => step < warmup": (
-            "in step `warmup` the cosine has progress 0, and gives lr as well"
-        ),
-    },
 )

@@ -102,69 +102,6 @@ def exact(g: Generator) -> Call:
     return call(weight, [4, 16, 2, 8], 1e-5)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_loop(weight: Tensor, sizes: list[int], bound: float) -> Choice:
-    """From the largest size down, group by group."""
-    total = float(weight.double().square().sum())
-    for size in sorted(sizes, reverse=True):
-        lost, groups = 0.0, 0
-        for group in weight.reshape(-1, size):
-            wide = group.double()
-            scale = (wide.abs().max() / 127).to(weight.dtype).double()
-            codes = (wide / scale).round().clamp(-127, 127) if scale else torch.zeros_like(wide)
-            lost += float((wide - codes * scale).square().sum())
-            groups += 1
-        if (lost / total) ** 0.5 <= bound:
-            return size, weight.numel() + groups * weight.dtype.itemsize, (lost / total) ** 0.5
-    return None
-
-
-def in_float32(weight: Tensor, sizes: list[int], bound: float) -> Choice:
-    """All of it in float32, with norms."""
-    wide = weight.float()
-    best: Choice = None
-    for size in sizes:
-        rows = wide.reshape(-1, size)
-        step = (rows.abs().max(1, keepdim=True).values / 127).to(weight.dtype).float()
-        back = torch.round(rows / step.where(step > 0, 1.0)).clamp(-127, 127) * step
-        price = weight.numel() + len(rows) * weight.element_size()
-        lost = float(torch.dist(rows, back) / torch.linalg.vector_norm(rows))
-        if lost <= bound and (best is None or price < best[1]):
-            best = (size, price, lost)
-    return best
-
-
-def by_the_package(weight: Tensor, sizes: list[int], bound: float) -> Choice:
-    """The weight of the package, and bytes from its parts."""
-    found = {}
-    for size in sizes:
-        if error(weight, size) <= bound:
-            parts = Int8Weight.quantize(weight, size).parts().values()
-            found[sum(part.nbytes for part in parts)] = size
-    return (found[min(found)], min(found), error(weight, found[min(found)])) if found else None
-
-
-def by_remainder(weight: Tensor, sizes: list[int], bound: float) -> Choice:
-    """The error as what is left after the nearest multiple of the scale."""
-    wide = weight.double()
-    good: dict[int, float] = {}
-    for size in sizes:
-        groups = wide.reshape(len(wide), -1, size)
-        scale = (groups.abs().amax(-1, keepdim=True) / 127).to(weight.dtype).double()
-        step = scale.where(scale > 0, torch.inf)
-        left = torch.where(
-            scale > 0, groups - (groups / step).round().clamp(-127, 127) * scale, groups
-        )
-        if (lost := float(left.norm() / wide.norm())) <= bound:
-            good[size] = lost
-    if not good:
-        return None
-    (N, K), size = weight.shape, max(good)
-    return size, N * K + N * (K // size) * weight.element_size(), good[size]
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 GROUPS = "wide.unflatten(1, (-1, size))"
@@ -182,8 +119,7 @@ USUAL, ROWS, BRAIN, NONE, SMALL, COLUMNS, EXACT = (
     "whole numbers, which whole rows hold exactly",
 )
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the smallest groups, which are the best and the dearest",
      {"min(found)": "max(found)"}, ROWS),
@@ -239,6 +175,7 @@ WRONG = [
 
 
 CLOSE = (1e-4, 0.0)  # of the error: float32 is enough
+
 
 EXERCISE = Exercise(
     name="measure_groups",
@@ -299,20 +236,4 @@ EXERCISE = Exercise(
         "on, since the codes take the same room in every size.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        "scale = (largest / 127).to(weight.dtype).double(): "
-        "(largest / 127).to(weight.dtype).double() => (largest / 127).to(weight.dtype)": (
-            "beside float64 groups it is taken as float64"
-        ),
-        "if error <= bound:: error <= bound => error < bound": "no error is equal to the bound",
-        "codes = torch.where(scale == 0, 0, groups / scale).round(): 0 => 1": (
-            "any code times a scale of 0 is 0"
-        ),
-    },
-    right={
-        "from the largest size down, group by group": by_loop,
-        "all in float32, with norms": in_float32,
-        "the package's weight": by_the_package,
-        "what is left after the nearest multiple": by_remainder,
-    },
 )

@@ -90,26 +90,6 @@ def transposed(g: Generator) -> Call:
     return call(*map(strided, tensors), k, normalize)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def token_by_token(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    """One token, one expert after the other."""
-    rows = []
-    for row in x:
-        p = (router @ row).softmax(0)
-        chosen = p.argsort(descending=True)[:k].tolist()
-        total = p[chosen].sum() if normalize else 1.0
-        y = torch.zeros_like(row)
-        for e in chosen:
-            gate, up = (gate_up[e] @ row).tensor_split(2)
-            y = y + p[e] / total * (down[e] @ (gate * gate.sigmoid() * up))
-        rows.append(y)
-    return torch.stack(rows)
-
-
 def by_expert(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -129,15 +109,6 @@ def by_expert(
     return p, best, order, torch.cat(said)
 
 
-def sorted_by_expert(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    """All visits in the order of their experts, and back."""
-    weights, best, order, said = by_expert(x, router, gate_up, down, k, normalize)
-    back = torch.empty_like(order).scatter(0, order, torch.arange(len(order)))
-    return (said[back].unflatten(0, best.shape) * weights[..., None]).sum(1)
-
-
 def gathered(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
 ) -> Tensor:
@@ -147,14 +118,6 @@ def gathered(
     weights = top.softmax(1) if normalize else logits.softmax(1).gather(1, best)
     gate, up = torch.einsum("nc,nkfc->nkf", x, gate_up[best]).chunk(2, dim=2)
     return torch.einsum("nkf,nkcf,nk->nc", F.silu(gate) * up, down[best], weights)
-
-
-def by_double(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    """All in float64."""
-    weights = router.double(), gate_up.double(), down.double()
-    return gathered(x.double(), *weights, k, normalize).to(x.dtype)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -201,8 +164,7 @@ TOP = "weights, experts = probabilities.topk(k)"
 MLP = "(F.silu(gate) * up) @ down[e].T"
 CUT = "(x[token] @ gate_up[e].T).chunk(2, 1)"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("weights are divided by their sum whatever is asked for", {"if normalize:": "if True:"}, RAW),
     ("weights are never divided by their sum", {"if normalize:": "if False:"}, PLAIN),
@@ -327,10 +289,4 @@ EXERCISE = Exercise(
         "an expert has no token?",
     ),
     wrong=planted(WRONG),
-    right={
-        "one token after the other": token_by_token,
-        "visits sorted by expert": sorted_by_expert,
-        "matrices gathered for each token": gathered,
-        "all in float64": by_double,
-    },
 )

@@ -6,8 +6,6 @@ from torch import Generator, Tensor
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
 from lm_from_scratch.text import targets
 
-NONE = -100
-
 
 def reference(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
     """The package's targets of each depth."""
@@ -78,60 +76,6 @@ def single_column(g: Generator) -> Call:
     return given(g, [row(1), row(-1)], 2)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_definition(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
-    """Documents as lists of columns."""
-    B, T = idx.shape
-    found = torch.full((n_depth, B, T), NONE)
-    for b in range(B):
-        documents: list[list[int]] = []
-        for t in range(T):
-            if positions[b, t] == 0:
-                documents.append([])
-            if positions[b, t] >= 0:
-                documents[-1].append(t)
-        for columns in documents:
-            for d in range(n_depth):
-                for here, ahead in zip(columns, columns[d + 1 :], strict=False):
-                    found[d, b, here] = idx[b, ahead]
-    return found
-
-
-def by_numbers(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
-    """Each document gets a number."""
-    T = idx.shape[1]
-    number = (positions == 0).cumsum(1).masked_fill(positions < 0, -1)
-    depths = []
-    for d in range(1, n_depth + 1):
-        ahead = torch.nn.functional.pad(idx[:, d:], (0, min(d, T)), value=NONE)
-        theirs = torch.nn.functional.pad(number[:, d:], (0, min(d, T)), value=-2)
-        depths.append(torch.where((theirs == number) & (number >= 0), ahead, NONE))
-    return torch.stack(depths)
-
-
-def step_by_step(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
-    """The target of a depth is the target, one depth before, of the token that follows."""
-    follows = torch.zeros_like(idx, dtype=torch.bool)
-    follows[:, :-1] = (positions[:, 1:] == positions[:, :-1] + 1) & (positions[:, :-1] >= 0)
-    now, depths = idx, []
-    for _ in range(n_depth):
-        now = torch.cat([now[:, 1:], now[:, :1]], dim=1).masked_fill(~follows, NONE)
-        depths.append(now)
-    return torch.stack(depths)
-
-
-def by_gather(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
-    """All depths at once: where each target stands, and whether it may be taken."""
-    T = idx.shape[1]
-    where = torch.arange(T) + torch.arange(1, n_depth + 1)[:, None]  # (n_depth, T)
-    inside = where.clamp(max=T - 1)
-    steps = positions[:, inside] - positions[:, None]  # (B, n_depth, T)
-    right = (where < T) & (steps == where - torch.arange(T)) & (positions[:, None] >= 0)
-    return torch.where(right, idx[:, inside], NONE).transpose(0, 1)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 PLAIN, FIRST, PACKED = "one document, three depths", "one depth", "several documents in a row"
@@ -140,8 +84,7 @@ BETWEEN, SAME, DEEP = "padding between documents", "one token only", "more depth
 SAME_DOC = "same = (here >= 0) & (ahead == here + d + 1)"
 TAKEN = "idx[:, d + 1 :].masked_fill(~same, -100)"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("depth d is shifted by d, so that depth 1 is asked for what it has been told",
      {"targets[d, :, : T - d - 1] = idx[:, d + 1 :].masked_fill(~same, -100)":
@@ -276,15 +219,4 @@ EXERCISE = Exercise(
         "a document by? Padding is -1 at every column, and its neighbour may be a position 0.",
     ),
     wrong=planted(WRONG),
-    survivors={
-        "for d in range(min(n_depth, T)):: min(n_depth, T) => min(T, n_depth)": (
-            "the smaller of two numbers is the same in either order"
-        ),
-    },
-    right={
-        "documents as lists": by_definition,
-        "numbers of documents": by_numbers,
-        "one step at a time": step_by_step,
-        "all depths at once": by_gather,
-    },
 )

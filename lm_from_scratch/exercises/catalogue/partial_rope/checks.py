@@ -1,7 +1,5 @@
 """Partial RoPE: which features turn, how fast, and what is left as it is."""
 
-import math
-
 import torch
 from torch import Generator, Tensor
 
@@ -72,47 +70,6 @@ def late(g: Generator) -> Call:
     return call(normal(g, 2, 3, 4, 8, dtype=torch.float64), positions, 0.5)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_complex_numbers(
-    x: Tensor, positions: Tensor, share: float, theta: float = 10000.0
-) -> Tensor:
-    """A pair is a complex number, and a turn a product."""
-    R = math.floor(share * x.shape[-1])
-    a, b = x.double()[..., :R].chunk(2, dim=-1)
-    i2 = torch.arange(0, R, 2, dtype=torch.float64)
-    angles = positions[:, None, :, None] * theta ** (-i2 / R)
-    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([turned.real.to(x.dtype), turned.imag.to(x.dtype), x[..., R:]], dim=-1)
-
-
-def by_zero_speeds(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
-    """Features that stay are turned by angle 0, which changes no bit."""
-    D = x.shape[-1]
-    R = int(share * D)
-    work = torch.promote_types(x.dtype, torch.float32)
-    speeds = 1.0 / theta ** (torch.arange(0, R, 2).to(work) / R)
-    angles = positions[:, None, :, None] * torch.cat([speeds, speeds, torch.zeros(D - R).to(work)])
-    wide = x.to(work)
-    partner = torch.cat([-wide[..., R // 2 : R], wide[..., : R // 2], wide[..., R:]], dim=-1)
-    return (wide * angles.cos() + partner * angles.sin()).to(x.dtype)
-
-
-def in_place(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
-    """A copy whose first features are overwritten."""
-    R = int(share * x.shape[-1])
-    work = torch.promote_types(x.dtype, torch.float32)
-    speeds = torch.exp(-math.log(theta) * torch.arange(0, R, 2, dtype=torch.float64) / R)
-    angles = (positions[..., None] * speeds)[:, None]
-    cos, sin = angles.cos().to(work), angles.sin().to(work)
-    a, b = x[..., : R // 2].to(work), x[..., R // 2 : R].to(work)
-    y = x.clone()
-    y[..., : R // 2] = (a * cos - b * sin).to(x.dtype)
-    y[..., R // 2 : R] = (b * cos + a * sin).to(x.dtype)
-    return y
-
-
 def by_matrices(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
     """A matrix of 2 x 2 for each pair."""
     R = int(share * x.shape[-1])
@@ -146,8 +103,7 @@ JOINED = "torch.cat([turned, x[..., R:]], 3)"
 SIZE = "int(share * x.shape[3])"
 COSINES, PLACES = "angles.cos(), angles.sin()", "positions[:, None, :, None]"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("speeds are those of a head of D features, cut after R/2 of them",
      {SPEEDS: "theta ** (-i / x.shape[3])"}, HALF),
@@ -289,10 +245,4 @@ EXERCISE = Exercise(
         "speeds now?",
     ),
     wrong=planted(WRONG),
-    right={
-        "complex numbers": by_complex_numbers,
-        "angle 0 for what stays": by_zero_speeds,
-        "a copy that is overwritten": in_place,
-        "matrices of 2 x 2": by_matrices,
-    },
 )

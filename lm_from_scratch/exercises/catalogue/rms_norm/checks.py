@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
@@ -51,37 +50,6 @@ def double(g: Generator) -> Call:
     return call(x, normal(g, 7, dtype=torch.float64), 1e-8)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_torch(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The library's own norm, with the rounding before the weight."""
-    precise = x if x.dtype == torch.float64 else x.float()
-    return F.rms_norm(precise, weight.shape, None, eps).to(x.dtype) * weight
-
-
-def by_vector_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """The length of the vector over the root of its size."""
-    wide = x.double()
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    mean_square = length**2 / x.shape[-1]
-    return (wide / (mean_square + eps) ** 0.5).to(x.dtype) * weight
-
-
-def by_einsum(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """A product of each vector with itself."""
-    wide = x if x.dtype == torch.float64 else x.to(torch.float32)
-    square = torch.einsum("...d,...d->...", wide, wide) / wide.shape[-1]
-    return weight * torch.div(wide, torch.sqrt(square + eps).unsqueeze(-1)).type_as(x)
-
-
-def by_loop(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """Row by row."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    rows = [row / (row.dot(row) / len(row) + eps).sqrt() for row in wide.reshape(-1, x.shape[-1])]
-    return torch.stack(rows).reshape(x.shape).to(x.dtype) * weight
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 SQUARE = "precise.pow(2).mean(-1, keepdim=True)"
@@ -99,8 +67,7 @@ def in_place(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return x * weight
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the mean is subtracted, as in LayerNorm",
      {WIDE: f"{WIDE}\n    precise = precise - precise.mean(-1, keepdim=True)"}, "shape and values"),
@@ -214,10 +181,4 @@ EXERCISE = Exercise(
         "and back to the dtype of x. Does the weight come before the second or after it?",
     ),
     wrong=planted(WRONG),
-    right={
-        "the norm of torch": by_torch,
-        "the length of the vector, in float64": by_vector_norm,
-        "a product of each vector with itself": by_einsum,
-        "row by row": by_loop,
-    },
 )

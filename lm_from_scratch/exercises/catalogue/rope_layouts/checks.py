@@ -82,56 +82,10 @@ def small(g: Generator) -> Call:
     return call(normal(g, 18, 4), 3)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
 def _checked(weight: Tensor, n_head: int) -> int:
     if n_head < 1 or weight.shape[0] % (2 * n_head):
         raise ValueError("no whole pairs")
     return weight.shape[0] // n_head
-
-
-def by_index(weight: Tensor, n_head: int) -> Tensor:
-    """The numbers of the rows are moved, then the rows are taken."""
-    dim = _checked(weight, n_head)
-    order = torch.stack([torch.arange(dim // 2), torch.arange(dim // 2, dim)], dim=1).flatten()
-    return weight[(order + dim * torch.arange(n_head)[:, None]).flatten()]
-
-
-def by_slices(weight: Tensor, n_head: int) -> Tensor:
-    """Every second row of a new tensor."""
-    dim = _checked(weight, n_head)
-    heads = weight.reshape(n_head, dim, -1)
-    new = torch.empty_like(heads)
-    new[:, 0::2], new[:, 1::2] = heads[:, : dim // 2], heads[:, dim // 2 :]
-    return new.reshape(weight.shape)
-
-
-def by_stack(weight: Tensor, n_head: int) -> Tensor:
-    """Head by head, the two halves side by side."""
-    _checked(weight, n_head)
-    done = [torch.stack(head.chunk(2), dim=1).reshape(head.shape) for head in weight.chunk(n_head)]
-    return torch.cat(done)
-
-
-def by_matrix(weight: Tensor, n_head: int) -> Tensor:
-    """A matrix of zeros and ones for one head."""
-    dim = _checked(weight, n_head)
-    half = dim // 2
-    matrix = torch.zeros(dim, dim, dtype=weight.dtype)
-    for i in range(half):
-        matrix[2 * i, i] = matrix[2 * i + 1, half + i] = 1
-    return torch.cat([matrix @ head for head in weight.split(dim)])
-
-
-def by_loop(weight: Tensor, n_head: int) -> Tensor:
-    """Row by row."""
-    dim = _checked(weight, n_head)
-    rows = []
-    for start in range(0, len(weight), dim):
-        for i in range(dim // 2):
-            rows += [weight[start + i], weight[start + dim // 2 + i]]
-    return torch.stack(rows)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -161,8 +115,7 @@ def columns_too(weight: Tensor, n_head: int) -> Tensor:
     return to_interleaved(moved.mT, n_head).mT if square else moved
 
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the other direction, from interleaved to half-split", {SIZES: "(n_head, -1, 2)"}, BIAS),
     ("the columns of a square matrix move as well", columns_too, ONE),
@@ -269,11 +222,4 @@ EXERCISE = Exercise(
         "so?",
     ),
     wrong=planted(WRONG),
-    right={
-        "the order as numbers of rows": by_index,
-        "every second row of a new tensor": by_slices,
-        "the halves of each head side by side": by_stack,
-        "a matrix of zeros and ones": by_matrix,
-        "row by row": by_loop,
-    },
 )

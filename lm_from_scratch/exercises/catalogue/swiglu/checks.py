@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
 from lm_from_scratch.layers.activation import swiglu
@@ -55,46 +55,6 @@ def double(g: Generator) -> Call:
     return call(x, *weights(g, 6, 10, dtype=torch.float64))
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def by_torch(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """The library's own silu and linear maps."""
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
-
-
-def by_einsum(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """The formula with an exponential, whose infinity gives 0."""
-    z = torch.einsum("...c,ic->...i", x, gate)
-    u = torch.einsum("...c,ic->...i", x, up)
-    return torch.einsum("...i,ci->...c", z / (1 + torch.exp(-z)) * u, down)
-
-
-def by_one_matrix(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Gate and up in one matrix, in float64."""
-    both = x.double() @ torch.cat([gate, up]).double().T
-    z, u = both.chunk(2, dim=-1)
-    return (0.5 * z * (1 + torch.tanh(z / 2)) * u @ down.double().T).to(x.dtype)
-
-
-def by_feature(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """One of the I features after the other."""
-    total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-    for w, v, out in zip(gate, up, down.T, strict=True):
-        share = F.silu((x * w).sum(-1, keepdim=True)) * (x * v).sum(-1, keepdim=True)
-        total = total + share * out
-    return total.to(x.dtype)
-
-
-def by_modules(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Linear layers without biases, whose weights are replaced for the call."""
-    maps = []
-    for weight in (gate, up, down):
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        maps.append(lambda y, n=layer, w=weight: torch.func.functional_call(n, {"weight": w}, y))
-    return maps[2](F.silu(maps[0](x)) * maps[1](x))
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 SILU, PRODUCT = "z * torch.sigmoid(z)", "(passed * (x @ up.T)) @ down.T"
@@ -113,8 +73,7 @@ PLAIN, SQUARE, LARGE = "three maps and a gate", "as wide as the state, I = C", "
 AXES = "four axes and weights in another order in memory"
 HALF, DOUBLE, GRADIENT = "bfloat16", "float64 keeps its digits", "gradients of all arguments"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("gate and up are swapped: silu is applied to up",
      {"x @ gate.T": "x @ up.T", "(x @ up.T))": "(x @ gate.T))"}, PLAIN),
@@ -221,11 +180,4 @@ EXERCISE = Exercise(
         "two branches goes through SiLU.",
     ),
     wrong=planted(WRONG),
-    right={
-        "silu and linear maps of torch": by_torch,
-        "the formula with an exponential": by_einsum,
-        "gate and up in one matrix, in float64": by_one_matrix,
-        "one feature after the other": by_feature,
-        "linear layers": by_modules,
-    },
 )

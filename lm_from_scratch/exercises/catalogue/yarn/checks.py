@@ -1,6 +1,5 @@
 """YaRN: which pairs slow down, where the ramp begins and ends, and how much scores grow."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -67,101 +66,6 @@ def step(g: Generator) -> Call:
     return call(16, 10000.0, _factor(g), 6)
 
 
-# --------------------------------------------------------------------------- other right answers
-
-
-def as_in_transformers(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
-    """Two sets of speeds and a mask; a step is a very short ramp."""
-
-    def correction(turns: float) -> float:
-        return (head_dim * math.log(original_length / (turns * 2 * math.pi))) / (
-            2 * math.log(theta)
-        )
-
-    low = max(math.floor(correction(beta_fast)), 0)
-    high: float = min(math.ceil(correction(beta_slow)), head_dim - 1)
-    if low == high:
-        high += 0.001
-    periods = theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    ramp = torch.clamp((torch.arange(head_dim // 2).float() - low) / (high - low), 0, 1)
-    mask = 1 - ramp
-    speeds = (1.0 / (factor * periods)) * (1 - mask) + (1.0 / periods) * mask
-    return speeds, 0.1 * math.log(factor) + 1.0
-
-
-def by_loop(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
-    """Pair by pair, with the numbers of Python."""
-    periods = math.log(original_length / (2 * math.pi))
-    per_pair = 2 * math.log(theta) / head_dim
-    first = max(math.floor((periods - math.log(beta_fast)) / per_pair), 0)
-    last = math.ceil((periods - math.log(beta_slow)) / per_pair)
-    found = []
-    for i in range(head_dim // 2):
-        speed = math.exp(-i * per_pair)
-        if i <= first:
-            found.append(speed)
-        elif i >= last:
-            found.append(speed / factor)
-        else:
-            share = (i - first) / (last - first)
-            found.append(speed * (1 - share * (1 - 1 / factor)))
-    return torch.tensor(found), 1 + math.log(factor) / 10
-
-
-def by_lerp(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
-    """A straight line from one tensor to the other, in float64."""
-    i = torch.arange(head_dim // 2, dtype=torch.float64)
-    speeds = theta ** (-2 * i / head_dim)
-    turns = torch.tensor([beta_fast, beta_slow], dtype=torch.float64)
-    ends = head_dim / 2 * torch.log(original_length / (2 * math.pi * turns)) / math.log(theta)
-    first, last = ends[0].floor().clamp(min=0), ends[1].ceil()
-    share = torch.where(last > first, (i - first) / (last - first).clamp(min=1), (i > first) * 1.0)
-    new = torch.lerp(speeds, speeds / factor, share.clamp(0, 1))
-    return new.float(), math.log(factor**0.1 * math.e)
-
-
-def by_pieces(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
-    """The pieces before, on and after the ramp, one after the other."""
-    pairs = head_dim // 2
-    first, last = (
-        pairs * math.log2(original_length / turns / math.tau) / math.log2(theta)
-        for turns in (beta_fast, beta_slow)
-    )
-    low, high = max(0, math.floor(first)), math.ceil(last)
-    ramp = torch.linspace(1, 1 / factor, high - low + 1) if high > low else torch.ones(1)
-    share = torch.cat([torch.ones(low), ramp, torch.full((pairs,), 1 / factor)])[:pairs]
-    speeds = torch.logspace(0, -2 * (pairs - 1) / head_dim, pairs, base=theta)
-    return speeds * share, 1.0 + 0.1 * math.log(factor)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 FIRST, LAST = "max(math.floor(pair(beta_fast)), 0)", "math.ceil(pair(beta_slow))"
@@ -173,8 +77,7 @@ SPEEDS = "1.0 / theta ** (torch.arange(0, head_dim, 2) / head_dim)"
 USUAL, THETA, BETAS = "the usual settings", "a larger theta", "other betas"
 SHORT, LONG, STEP = "a short length", "a long length", "first and last are equal"
 
-#: What is mistaken, the change of the solution in `text.py`, the case that rejects it. After a
-#: change here: `python tests/slow/exercise_proof/prove.py NAME --store`.
+#: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("all pairs are slowed, as in linear scaling", {SLOWED: "torch.ones(len(i))"}, USUAL),
     ("fast pairs are slowed and slow ones kept: the ramp goes the other way",
@@ -306,10 +209,4 @@ EXERCISE = Exercise(
         "at 0 and 1. What if both borders are one pair?",
     ),
     wrong=planted(WRONG),
-    right={
-        "two sets of speeds and a mask, as in transformers": as_in_transformers,
-        "pair by pair, with the numbers of Python": by_loop,
-        "a straight line between two tensors, in float64": by_lerp,
-        "three pieces, one after the other": by_pieces,
-    },
 )

@@ -1,0 +1,45 @@
+"""Other right answers to cross_entropy."""
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.exercises.catalogue.cross_entropy.checks import agree, by_where
+from lm_from_scratch.text.targets import IGNORE
+
+
+def by_distances(logits: Tensor, targets: Tensor) -> Tensor:
+    """How far every logit is above that of the target: no logit is left to overflow."""
+    logits, real = agree(logits, targets), targets.ne(IGNORE)
+    rows, wanted = logits[real], targets[real]
+    return torch.logsumexp(rows - rows.gather(1, wanted[:, None]), 1).sum() / max(len(rows), 1)
+
+
+def by_one_hot(logits: Tensor, targets: Tensor) -> Tensor:
+    """The largest logit subtracted by hand, the target chosen by a comparison, in float64."""
+    dtype = agree(logits, targets).dtype
+    x = logits[targets != IGNORE].double()
+    y = targets[targets != IGNORE]
+    if not len(x):
+        return x.sum().to(dtype)
+    x = x - x.max(-1, keepdim=True).values
+    hit = torch.arange(x.shape[-1]) == y[:, None]
+    return (x.exp().sum(-1).log() - x[hit]).mean().to(dtype)
+
+
+def by_loop(logits: Tensor, targets: Tensor) -> Tensor:
+    """Token by token, the logarithm of the sum in an online form."""
+    rows = agree(logits, targets).flatten(0, -2)
+    total, n = rows[:0].sum(), 0
+    for row, target in zip(rows, targets.flatten().tolist(), strict=True):
+        if target != IGNORE:
+            total, n = total + torch.logaddexp(row[:4].logsumexp(0), row[4:].logsumexp(0)), n + 1
+            total = total - row[target]
+    return total / max(n, 1)
+
+
+RIGHT = {
+    "log-softmax of all, zeros where nothing counts": by_where,
+    "the distances from the target's logit": by_distances,
+    "the largest logit subtracted by hand, in float64": by_one_hot,
+    "token by token": by_loop,
+}

@@ -1,0 +1,48 @@
+"""Other right answers to hunt_mask_fill."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """The library's kernel, which is told what is visible by a bool mask."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
+def by_infinity(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Minus infinity where a row has a key; the other rows are set aside."""
+    empty = ~visible.any(-1, keepdim=True)
+    scores = torch.where(visible | empty, q @ k.mT / math.sqrt(q.shape[-1]), -torch.inf)
+    return (scores.float().softmax(-1).to(v.dtype) @ v).masked_fill(empty, 0.0)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """The maximum over visible keys alone, sums in float64."""
+    scores = q.double() @ k.double().mT / q.shape[-1] ** 0.5
+    lowest = scores.masked_fill(~visible, -1e30)
+    weights = (lowest - lowest.amax(-1, keepdim=True)).exp() * visible
+    total = weights.sum(-1, keepdim=True).clamp(min=1e-9)
+    return (weights / total @ v.double()).to(q.dtype)
+
+
+def by_loop(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Each query gets its visible keys, and no others."""
+    rows = []
+    for b in range(q.shape[0]):
+        for t in range(q.shape[2]):
+            seen = visible[b, 0, t]
+            scores = (k[b][:, seen].float() @ q[b, :, t, :, None].float())[..., 0]
+            weights = (scores / math.sqrt(q.shape[-1])).softmax(-1)
+            rows.append((weights[:, None] @ v[b][:, seen].float())[:, 0])
+    return torch.stack(rows).unflatten(0, (q.shape[0], -1)).transpose(1, 2).to(q.dtype)
+
+
+RIGHT = {
+    "the kernel of torch with a bool mask": by_torch,
+    "minus infinity, rows without a key set aside": by_infinity,
+    "the maximum over visible keys, in float64": by_hand,
+    "each query gets its keys alone": by_loop,
+}

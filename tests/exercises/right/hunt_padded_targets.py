@@ -1,0 +1,52 @@
+"""Other right answers to hunt_padded_targets."""
+
+import torch
+
+from lm_from_scratch.exercises.catalogue.hunt_padded_targets.checks import PAD, Row
+from lm_from_scratch.text.targets import IGNORE
+
+
+def by_assignment(ids: list[int], length: int) -> Row:
+    """Full tensors, into which the text is written."""
+    n = min(len(ids), length)
+    row, mask, labels = (torch.full((length,), fill) for fill in (PAD, 0, IGNORE))
+    row[:n], mask[:n], labels[:n] = torch.tensor(ids[:n]), 1, torch.tensor(ids[:n])
+    return {"input_ids": row, "attention_mask": mask, "labels": labels}
+
+
+def by_mask(ids: list[int], length: int) -> Row:
+    """The mask from the true length first, then the labels from the mask."""
+    n = len(ids)
+    row = torch.tensor((ids + [PAD] * length)[:length])
+    mask = (torch.arange(length) < n).long()
+    return {"input_ids": row, "attention_mask": mask, "labels": row.masked_fill(mask == 0, IGNORE)}
+
+
+def by_pad(ids: list[int], length: int) -> Row:
+    """torch's own padding, with a number for each tensor."""
+    x = torch.tensor(ids)[:length]
+    fill = (0, length - len(x))
+    pad = torch.nn.functional.pad
+    return {
+        "attention_mask": pad(torch.ones_like(x), fill),
+        "labels": pad(x, fill, value=IGNORE),
+        "input_ids": pad(x, fill, value=PAD),
+    }
+
+
+def by_loop(ids: list[int], length: int) -> Row:
+    """Column by column."""
+    rows = []
+    for column in range(length):
+        real = column < len(ids)
+        rows.append([ids[column], 1, ids[column]] if real else [PAD, 0, IGNORE])
+    row, mask, labels = torch.tensor(rows).unbind(1)
+    return {"input_ids": row, "attention_mask": mask, "labels": labels}
+
+
+RIGHT = {
+    "the text written into full tensors": by_assignment,
+    "the mask first, the labels from the mask": by_mask,
+    "the padding of torch": by_pad,
+    "column by column": by_loop,
+}

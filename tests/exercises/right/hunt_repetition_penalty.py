@@ -1,0 +1,50 @@
+"""Other right answers to hunt_repetition_penalty."""
+
+import torch
+from torch import Tensor
+
+
+def by_gather(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """Take the logits of the tokens, bend them, and put them back."""
+    taken = logits.gather(1, idx)
+    return logits.scatter(1, idx, torch.where(taken < 0, taken * penalty, taken / penalty))
+
+
+def by_loop(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """Row by row and token by token."""
+    result = logits.clone()
+    for row, tokens in enumerate(idx.tolist()):
+        for token in set(tokens):
+            z = logits[row, token].item()
+            result[row, token] = z / penalty if z > 0 else z * penalty
+    return result
+
+
+def by_power(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """A factor for each token: the penalty to the power of minus the sign, in float64."""
+    factor = torch.ones_like(logits, dtype=torch.float64)
+    bend = penalty ** -logits.double().sign()
+    factor.scatter_(1, idx, bend.gather(1, idx))
+    return (logits.double() * factor).to(logits.dtype)
+
+
+def by_parts(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+    """The positive part divided, the negative part multiplied, where a token occurs."""
+    tokens = torch.arange(logits.shape[-1])
+    seen = (idx[:, :, None] == tokens).any(dim=1)  # (B, V)
+    bent = logits.clamp(min=0) / penalty + logits.clamp(max=0) * penalty
+    return logits.where(~seen, bent)
+
+
+RIGHT = {
+    "gather, bend, scatter": by_gather,
+    "row by row": by_loop,
+    "a power of the penalty, in float64": by_power,
+    "positive and negative part": by_parts,
+}
+
+# Automatic mutants of the solution that no case rejects, and why.
+SURVIVORS = {
+    "penalised = torch.where(logits > 0, logits / penalty, logits * penalty): "
+    "logits > 0 => logits >= 0": "a logit of 0 stays 0, divided or multiplied",
+}

@@ -1,0 +1,50 @@
+"""Other right answers to latent_attention."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.exercises.catalogue.latent_attention.checks import two_scores
+
+
+def head_by_head(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
+    """One head after the other, the maximum subtracted by hand."""
+    (H, T, D), S, Dr = q.shape[1:], latent.shape[1], shared.shape[2]
+    rows = weight.shape[0] // H
+    heads = []
+    for h in range(H):
+        w = weight[h * rows : (h + 1) * rows]
+        scores = q[:, h, :, : D - Dr] @ w[: D - Dr] @ latent.mT
+        scores = (scores + q[:, h, :, D - Dr :] @ shared.mT) * D**-0.5
+        scores = scores.masked_fill(~torch.ones(T, S).tril(S - T).bool(), -torch.inf)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        heads.append(weights / weights.sum(-1, keepdim=True) @ latent @ w[D - Dr :].T)
+    return torch.stack(heads, dim=1)
+
+
+def query_by_query(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
+    """Each query gets the tokens that it may see."""
+    (H, T, D), S, Dr = q.shape[1:], latent.shape[1], shared.shape[2]
+    w = weight.unflatten(0, (H, -1))
+    results = []
+    for t in range(T):
+        c, r = latent[:, : S - T + t + 1], shared[:, : S - T + t + 1]
+        content = (q[:, :, t, None, : D - Dr] @ w[:, : D - Dr])[:, :, 0]  # (B, H, R)
+        scores = (content @ c.mT + q[:, :, t, D - Dr :] @ r.mT) / math.sqrt(D)
+        mean = scores.softmax(-1) @ c
+        results.append((mean[:, :, None] @ w[:, D - Dr :].mT)[:, :, 0])
+    return torch.stack(results, dim=2)
+
+
+def by_double(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
+    """All in float64."""
+    return two_scores(*(x.double() for x in (q, latent, shared, weight))).to(q.dtype)
+
+
+RIGHT = {
+    "two scores, by named axes": two_scores,
+    "one head after the other": head_by_head,
+    "one query after the other": query_by_query,
+    "all in float64": by_double,
+}

@@ -1,0 +1,48 @@
+"""Other right answers to moe_layer."""
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.exercises.catalogue.moe_layer.checks import by_expert, gathered
+
+
+def token_by_token(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """One token, one expert after the other."""
+    rows = []
+    for row in x:
+        p = (router @ row).softmax(0)
+        chosen = p.argsort(descending=True)[:k].tolist()
+        total = p[chosen].sum() if normalize else 1.0
+        y = torch.zeros_like(row)
+        for e in chosen:
+            gate, up = (gate_up[e] @ row).tensor_split(2)
+            y = y + p[e] / total * (down[e] @ (gate * gate.sigmoid() * up))
+        rows.append(y)
+    return torch.stack(rows)
+
+
+def sorted_by_expert(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """All visits in the order of their experts, and back."""
+    weights, best, order, said = by_expert(x, router, gate_up, down, k, normalize)
+    back = torch.empty_like(order).scatter(0, order, torch.arange(len(order)))
+    return (said[back].unflatten(0, best.shape) * weights[..., None]).sum(1)
+
+
+def by_double(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
+) -> Tensor:
+    """All in float64."""
+    weights = router.double(), gate_up.double(), down.double()
+    return gathered(x.double(), *weights, k, normalize).to(x.dtype)
+
+
+RIGHT = {
+    "one token after the other": token_by_token,
+    "visits sorted by expert": sorted_by_expert,
+    "matrices gathered for each token": gathered,
+    "all in float64": by_double,
+}

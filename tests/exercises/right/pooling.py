@@ -1,0 +1,47 @@
+"""Other right answers to pooling."""
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.exercises.catalogue.pooling.checks import checked
+
+
+def by_loop(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Row by row, from the right."""
+    real, states = checked(x, positions), []
+    for row in range(len(x)):
+        column = x.shape[1] - 1
+        while column and not real[row, column]:
+            column -= 1
+        states.append(x[row, column])
+    return torch.stack(states)
+
+
+def by_gather(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """The first real token of the row reversed, taken out by gather."""
+    real = checked(x, positions)
+    last = x.shape[1] - 1 - real.flip(1).int().argmax(1)
+    return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+
+
+def by_count(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """The column where the running count reaches its end for the first time."""
+    counts = checked(x, positions).cumsum(1)
+    last = (counts < counts[:, -1:]).sum(1)
+    return torch.take_along_dim(x, last[:, None, None], 1)[:, 0]
+
+
+def by_flat_index(x: Tensor, positions: Tensor | None = None) -> Tensor:
+    """An index into all tokens of the batch, from weights that grow to the right."""
+    real = checked(x, positions)
+    B, T, C = x.shape
+    last = (real * torch.linspace(1, 2, T)).argmax(1)
+    return x.reshape(B * T, C).index_select(0, torch.arange(B) * T + last)
+
+
+RIGHT = {
+    "row by row, from the right": by_loop,
+    "the first real token of the reversed row, by gather": by_gather,
+    "a running count": by_count,
+    "an index into all tokens of the batch": by_flat_index,
+}

@@ -1,0 +1,107 @@
+"""Other right answers to ring_cache."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm_from_scratch.exercises.catalogue.ring_cache.checks import Reference
+
+
+class ByToken:
+    """Token by token: a slot is replaced when its new owner comes."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        self.length = 0
+        self.ring: dict[int, Any] = {}
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen = list(self.ring.values())
+        for t in range(k.shape[2]):
+            entry = k[:, :, t].clone(), v[:, :, t].clone(), self.length
+            self.ring[self.length % self.window] = entry
+            seen.append(entry)
+            self.length += 1
+        some = [self.ring.get(s, (0 * k[:, :, 0], 0 * v[:, :, 0], -1)) for s in range(self.window)]
+        self.keys, self.values = (torch.stack([e[i] for e in some], 2) for i in (0, 1))
+        self.positions = torch.tensor([entry[2] for entry in some])
+        keys, values = (torch.stack([entry[i] for entry in seen], 2) for i in (0, 1))
+        return keys, values, torch.tensor([entry[2] for entry in seen])
+
+
+class InOrder:
+    """The last W tokens in order of time; the ring is that, rolled."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        self.length = 0
+        self.held: Any = None
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        W = self.window
+        new = torch.arange(self.length, self.length + k.shape[2])[None, None, :, None]
+        if self.held is None:
+            empty = [x.new_zeros(*x.shape[:2], W, x.shape[3]) for x in (k, v)]
+            self.held = [*empty, torch.full((1, 1, W, 1), -1)]
+        both = [torch.cat(pair, 2) for pair in zip(self.held, (k, v, new), strict=True)]
+        self.held = [x[:, :, -W:].clone() for x in both]
+        self.length += k.shape[2]
+        self.keys, self.values, table = (x.roll(self.length, 2) for x in self.held)
+        self.positions = table.flatten()
+        return both[0], both[1], both[2].flatten()
+
+
+class Narrow(Reference):
+    """Returns no key that none of the new tokens sees, newest first."""
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        oldest = self.length - self.window
+        keys, values, positions = super().update(k, v)
+        order = positions.argsort(descending=True)
+        order = order[positions[order] > max(oldest, -1)]
+        return keys[:, :, order], values[:, :, order], positions[order]
+
+
+class WithBin:
+    """Written by scatter, with one more slot for what need not be kept."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        self.length = 0
+        self.buffers: Any = None
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        W, T = self.window, k.shape[2]
+        new = torch.arange(self.length, self.length + T).reshape(1, 1, T, 1)
+        if self.buffers is None:
+            self.buffers = [x.new_full((*x.shape[:2], W + 1, x.shape[3]), -1) for x in (k, v, new)]
+        self.length += T
+        where = torch.where(new < self.length - W, W, new % W)
+        parts = [
+            torch.cat([b[:, :, :-1], x], 2) for b, x in zip(self.buffers, (k, v, new), strict=True)
+        ]
+        self.buffers = [
+            b.scatter(2, where.expand_as(x), x)
+            for b, x in zip(self.buffers, (k, v, new), strict=True)
+        ]
+        self.keys, self.values, table = (b[:, :, :-1] for b in self.buffers)
+        self.positions = table.flatten()
+        return parts[0], parts[1], parts[2].flatten()
+
+
+RIGHT = {
+    "token by token, in a dict": ByToken,
+    "in order of time, rolled into slots": InOrder,
+    "only what is seen, newest first": Narrow,
+    "one more slot for what is not kept": WithBin,
+}

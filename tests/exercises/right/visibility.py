@@ -1,0 +1,70 @@
+"""Other right answers to visibility."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def by_loop(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """One pair at a time, with sets of positions."""
+    if window is not None and window <= 0:
+        raise ValueError("window")
+    B, T, S = max(len(q), len(k)), q.shape[1], k.shape[1]
+    mask = torch.zeros(B, 1, T, S, dtype=torch.bool)
+    for b in range(B):
+        for t in range(T):
+            at = int(q[b % len(q), t])
+            oldest = 0 if window is None else max(0, at - window + 1)
+            for s in range(S):
+                same = qd is None or qd[b % len(qd), t] == kd[b % len(kd), s]
+                mask[b, 0, t, s] = bool(same) and int(k[b % len(k), s]) in range(oldest, at + 1)
+    return mask
+
+
+def by_distance(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """How far back each key is."""
+    if window is not None and not window > 0:
+        raise ValueError("window")
+    back = q.unsqueeze(2) - k.unsqueeze(1)
+    hidden = (back < 0) | (k.unsqueeze(1) == -1) | (q.unsqueeze(2) == -1)
+    if window:
+        hidden |= back >= window
+    if qd is not None:
+        hidden |= qd.unsqueeze(2) != kd.unsqueeze(1)
+    return hidden.logical_not().unsqueeze(1)
+
+
+def by_sentinel(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """Padding keys are moved into the far future, where the causal condition hides them."""
+    if window is not None and window < 1:
+        raise ValueError("window")
+    far = torch.iinfo(torch.int64).max
+    k = torch.where(k < 0, far, k)[:, None]
+    q = q[..., None]
+    mask = k.le(q) & k.gt(q - (far if window is None else window))
+    if qd is not None:
+        mask = mask & qd[..., None].eq(kd[:, None])
+    return mask[:, None]
+
+
+def by_parts(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+    """Four masks and their minimum."""
+    if window is not None and window < 1:
+        raise ValueError("window")
+    T, S = q.shape[1], k.shape[1]
+    q, k = torch.broadcast_tensors(q[:, :, None], k[:, None, :])
+    parts = [k >= 0, k <= q]
+    if window is not None:
+        parts.append(k + window > q)
+    if qd is not None and kd is not None:
+        parts.append(qd[:, :, None].expand(-1, T, S) == kd[:, None, :].expand(-1, T, S))
+    return torch.stack(parts).all(dim=0)[:, None]
+
+
+RIGHT = {
+    "one pair at a time": by_loop,
+    "how far back a key is": by_distance,
+    "padding is moved into the future": by_sentinel,
+    "four masks joined": by_parts,
+}
