@@ -154,6 +154,10 @@ def test_P11_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
         idx = token_ids(2, T)
         torch.testing.assert_close(compiled(idx), MODELS[name](idx), atol=2e-5, rtol=0)
     assert graphs.frame_count <= 3  # one for the first length, one for those that a window cuts
+    positions = positions_from_mask(torch.tensor([[0] * 2 + [1] * 7, [1] * 9]))
+    idx, real = token_ids(2, 9), positions >= 0
+    padded, want = (f(idx, positions=positions)[real] for f in (compiled, MODELS[name]))
+    torch.testing.assert_close(padded, want, atol=2e-5, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -225,19 +225,6 @@ def test_legacy_is_plain_tuples_of_pairs_that_transformers_takes() -> None:
     torch.testing.assert_close(logits, go_on_alone(MODELS["qwen2"], rows, new), **TOLERANCE)
 
 
-@cases
-def test_legacy_tensors_are_copies(name, kind) -> None:
-    cache, _ = filled(name, kind, "padded")
-    before = to_legacy(cache)
-    pairs, positions = to_legacy(cache)
-    for x in (*(x for pair in pairs for x in pair), positions):
-        x.fill_(3)
-    after = to_legacy(cache)
-    assert torch.equal(before[1], after[1])
-    for pair, pair_after in zip(before[0], after[0], strict=True):
-        assert torch.equal(pair[0], pair_after[0]) and torch.equal(pair[1], pair_after[1])
-
-
 def test_a_key_that_a_layer_lacks_is_not_another_one() -> None:
     """Positions 0, 1, 5, 7 leave 0, 5, 7 in a ring of 3; the other layer has a key at 1 there."""
     cache = cache_for([None, 3])
