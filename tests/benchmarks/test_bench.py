@@ -442,7 +442,7 @@ def test_every_benchmark_runs_at_a_tiny_size(name: str) -> None:
         ("quantize", {"bf16, packed"}),
     ],
 )
-def test_C1_C2_without_bfloat16_a_benchmark_goes_on_and_its_row_says_so(
+def test_without_bfloat16_a_benchmark_goes_on_and_its_row_says_so(
     name: str, absent: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On a processor whose oneDNN refuses bfloat16, in products and in packing."""

@@ -136,7 +136,7 @@ def test_difference_padding_has_no_label() -> None:
     near(token_classification_loss(logits, odd, positions=positions), by_hand)
 
 
-def test_Q19_one_batch_does_not_decide_for_the_next() -> None:
+def test_one_batch_does_not_decide_for_the_next() -> None:
     both, (idx, positions, _) = pair("qwen2", "Sequence", 3), padded_ids(PADDINGS["left"])
     classes, marks = torch.tensor([2, 0]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     both.twin.config.problem_type = None
@@ -151,7 +151,7 @@ def test_Q19_one_batch_does_not_decide_for_the_next() -> None:
     near(fresh, nn.functional.binary_cross_entropy_with_logits(logits, marks.double()))
 
 
-def test_Q20_transformers_takes_int8_for_marks() -> None:
+def test_transformers_takes_int8_for_marks() -> None:
     both, (idx, positions, _) = pair("qwen2", "Sequence", 3), padded_ids(PADDINGS["none"])
     both.twin.config.problem_type = None
     with pytest.raises(ValueError, match="Target size"):

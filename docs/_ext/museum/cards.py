@@ -1,8 +1,8 @@
 """The bug museum: a card for every mistake, by what one sees.
 
 `museum.toml` says what is on a card. In its section "Bug museum" a page shows numbers, as "(G4)",
-and elsewhere it may mention them (page.py); a test has them in its name (`test_Q4_...`), a hunt in
-its exercise. A number with an M needs no such test: the section that shows it asserts it.
+and elsewhere it may mention them (page.py); a hunt has them in its exercise. Which tests find a
+mistake, its `tests` say. A number with an M needs none: the section that shows it asserts it.
 """
 
 import re
@@ -26,13 +26,14 @@ SHOWN = re.compile(rf"\(((?:{ONE}(?:,\s+)?)+)\)")
 
 @dataclass(frozen=True)
 class Mistake:
-    """What one sees, what was wrong, and the line that fixes it."""
+    """What one sees, what was wrong, the line that fixes it, and the tests that find it."""
 
     kind: str
     saw: str
     wrong: str
     old: str
     new: str
+    tests: Sequence[str] = ()
 
 
 @cache

@@ -61,7 +61,7 @@ def test_chunk_mask_is_aligned_to_the_last_key_not_the_first() -> None:
     assert (wrong - right).abs().max() > 0.1
 
 
-def test_G25_hidden_scores_are_replaced_not_lowered() -> None:
+def test_hidden_scores_are_replaced_not_lowered() -> None:
     """With -10000 added to the scores, changing hidden keys changed real rows by 2.1."""
     q, k, v = tensors(scale=100.0, dtype=torch.float32)
     vis = visibility("left padding")

@@ -23,7 +23,7 @@ def arange(n: int, start: int = 0) -> torch.Tensor:
     return torch.arange(start, start + n)[None]
 
 
-def test_G33_masks_of_any_integer_or_bool_dtype_become_positions() -> None:
+def test_masks_of_any_integer_or_bool_dtype_become_positions() -> None:
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 1, 0]])
     want = torch.tensor([[-1, -1, 0, 1, 2], [0, 1, -1, 2, -1]])
     for dtype in (torch.bool, torch.int64, torch.uint8, torch.float32):
@@ -36,7 +36,7 @@ def test_G33_masks_of_any_integer_or_bool_dtype_become_positions() -> None:
         positions_from_mask(torch.tensor([[0.0, -10000.0]]))
 
 
-def test_G33_a_mask_of_another_width_is_refused() -> None:
+def test_a_mask_of_another_width_is_refused() -> None:
     model, idx = tiny_gpt2(), token_ids(2, 5)
     with pytest.raises(ValueError, match=r"\(2, 1\), the tokens \(2, 5\)"):
         model(idx, positions=positions_from_mask(torch.ones(2, 1)))
@@ -45,7 +45,7 @@ def test_G33_a_mask_of_another_width_is_refused() -> None:
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
-def test_P7_a_mask_in_second_place_is_not_taken_for_positions(make) -> None:
+def test_a_mask_in_second_place_is_not_taken_for_positions(make) -> None:
     """All ones as positions would let every token see every other."""
     model, idx = make(), token_ids(2, 5)
     mask = torch.ones(2, 5, dtype=torch.long)
@@ -71,7 +71,7 @@ def test_P7_a_mask_in_second_place_is_not_taken_for_positions(make) -> None:
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
 @torch.no_grad()
-def test_P13_documents_packed_by_positions_alone_are_refused(make) -> None:
+def test_documents_packed_by_positions_alone_are_refused(make) -> None:
     """Their tokens would see each other: a position of a row is one token's, or there are numbers
     of documents. Padding has no position."""
     model, idx = make(), token_ids(2, 5)
@@ -116,7 +116,7 @@ def test_positions_that_nobody_can_read_pass(make) -> None:
     assert logits.shape == (1, 3, model.config.vocab_size)
 
 
-def test_P7_a_mask_is_no_row_of_positions_in_a_cache() -> None:
+def test_a_mask_is_no_row_of_positions_in_a_cache() -> None:
     k = torch.zeros(2, 1, 5, 4)
     for mask in (torch.ones(2, 5), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])):
         with pytest.raises(ValueError, match="positions must grow"):
@@ -131,7 +131,7 @@ def test_bad_visibility_is_refused() -> None:
         Visibility(arange(3), arange(3), query_documents=arange(3))
 
 
-def test_Q22_a_mask_is_exactly_as_wide_as_the_keys() -> None:
+def test_a_mask_is_exactly_as_wide_as_the_keys() -> None:
     cache = GrowingCache(1)
     cache.see(torch.zeros(1, 4))
     cache[0].update(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
@@ -146,7 +146,7 @@ MODELS = {"gpt2": tiny_gpt2(), "qwen2": tiny_qwen2(), "qwen2, W = 4": tiny_qwen2
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
-def test_P11_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
+def test_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
     torch._dynamo.reset()
     graphs = CompileCounter()
     compiled = torch.compile(MODELS[name], backend=graphs, fullgraph=True)
@@ -162,7 +162,7 @@ def test_P11_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
-def test_P11_a_model_is_exported_for_many_lengths(name) -> None:
+def test_a_model_is_exported_for_many_lengths(name) -> None:
     model, lengths = MODELS[name], {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     exported = torch.export.export(model, (token_ids(2, 9),), dynamic_shapes={"idx": lengths})
     for B, T in ((2, 9), (3, 12), (2, 17), (5, 6)):
@@ -170,7 +170,7 @@ def test_P11_a_model_is_exported_for_many_lengths(name) -> None:
         torch.testing.assert_close(exported.module()(idx), model(idx), atol=2e-5, rtol=0)
 
 
-def test_P11_what_is_known_is_a_plain_bool() -> None:
+def test_what_is_known_is_a_plain_bool() -> None:
     known = []
 
     @torch.compile(backend="eager", dynamic=True, fullgraph=True)

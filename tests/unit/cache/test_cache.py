@@ -19,7 +19,7 @@ from lm_from_scratch.interop.caches import to_legacy, to_transformers
 MODEL = tiny_gpt2()
 
 
-def test_G3_the_cache_grows_by_the_tokens_that_are_fed() -> None:
+def test_the_cache_grows_by_the_tokens_that_are_fed() -> None:
     cache, lengths = GrowingCache(MODEL.config.n_layer), []
     with torch.no_grad():
         for n in (6, 1, 1, 1):
@@ -28,7 +28,7 @@ def test_G3_the_cache_grows_by_the_tokens_that_are_fed() -> None:
     assert lengths == [(6, 6), (7, 7), (8, 8), (9, 9)]
 
 
-def test_G4_positions_continue_after_the_cache() -> None:
+def test_positions_continue_after_the_cache() -> None:
     cache = GrowingCache(MODEL.config.n_layer)
     with torch.no_grad():
         MODEL(token_ids(1, 5), cache=cache)
@@ -43,7 +43,7 @@ def one_layer(cache: KVCache, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.T
     return cache[0].update(k, v)
 
 
-def test_K11_the_buffer_is_reallocated_a_logarithmic_number_of_times() -> None:
+def test_the_buffer_is_reallocated_a_logarithmic_number_of_times() -> None:
     cache, pointers = GrowingCache(1), set()
     one = torch.ones(1, 1, 1, 4)
     for _ in range(400):
@@ -75,7 +75,7 @@ def test_no_cache_returns_what_it_was_given() -> None:
     assert torch.equal(MODEL(idx), MODEL(idx))  # nothing was kept
 
 
-def test_G31_a_cache_of_another_depth_is_refused() -> None:
+def test_a_cache_of_another_depth_is_refused() -> None:
     with pytest.raises(ValueError, match="1 layers, the model 3"), torch.no_grad():
         MODEL(token_ids(1, 4), cache=GrowingCache(1))
     with pytest.raises(ValueError, match="n_layer=0"):
@@ -204,7 +204,7 @@ def test_a_sliding_cache_refuses_a_layer_that_sees_further() -> None:
 
 
 @torch.no_grad()
-def test_K3_a_sliding_cache_holds_min_of_length_and_window_in_every_layer() -> None:
+def test_a_sliding_cache_holds_min_of_length_and_window_in_every_layer() -> None:
     model = tiny_qwen2(sliding_window=4, max_window_layers=1)
     cache = cache_for(model.config.windows)
     assert [track.window for track in cache.tracks] == [None, 4] and cache.owner == [0, 1, 1]
@@ -221,7 +221,7 @@ def test_K3_a_sliding_cache_holds_min_of_length_and_window_in_every_layer() -> N
 
 
 @pytest.mark.parametrize("window", [2, 3, 4])
-def test_K3_the_config_says_which_layers_slide(window: int) -> None:
+def test_the_config_says_which_layers_slide(window: int) -> None:
     """Window 4, ten tokens: the historic cache kept 10. A layer of ours keeps 4; theirs keeps 3."""
     words = ("full_attention", "sliding_attention", "sliding_attention")
     model = tiny_qwen2(sliding_window=window, layer_types=words)
@@ -241,7 +241,7 @@ def test_K3_the_config_says_which_layers_slide(window: int) -> None:
     torch.testing.assert_close(got, model(idx)[:, 10:], atol=5e-5, rtol=0)
 
 
-def test_K3_what_a_ring_has_lost_is_not_taken_back_in_two_steps() -> None:
+def test_what_a_ring_has_lost_is_not_taken_back_in_two_steps() -> None:
     model, idx = tiny_qwen2(sliding_window=3, max_window_layers=0), token_ids(2, 20)
     cache = SlidingCache(3, window=3, slack=2)
     with torch.no_grad():

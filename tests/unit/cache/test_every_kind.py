@@ -67,7 +67,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @exact_kinds
-def test_K1_every_kind_takes_and_returns_one_layout(kind) -> None:
+def test_every_kind_takes_and_returns_one_layout(kind) -> None:
     cache = EMPTY[kind]()
     k, v = tensors(4)
     one_pass(cache, k, v)
@@ -86,7 +86,7 @@ def without_strides(x: torch.Tensor) -> torch.Tensor:
 
 
 @kinds
-def test_K2_an_exporter_that_drops_strides_gets_the_right_numbers(kind) -> None:
+def test_an_exporter_that_drops_strides_gets_the_right_numbers(kind) -> None:
     cache, fed = EMPTY[kind](), [tensors(T, seed=T) for T in (3, 1, 1, 4)]
     for k, v in fed:
         # transposed, as a model gives them: contiguous is not what comes in
@@ -103,7 +103,7 @@ def test_K2_an_exporter_that_drops_strides_gets_the_right_numbers(kind) -> None:
 
 
 @kinds
-def test_K5_an_empty_cache_is_not_taken_for_no_cache(kind) -> None:
+def test_an_empty_cache_is_not_taken_for_no_cache(kind) -> None:
     cache = EMPTY[kind]()
     for _ in range(2):
         assert bool(cache) is True
@@ -118,7 +118,7 @@ def test_K5_an_empty_cache_is_not_taken_for_no_cache(kind) -> None:
 
 
 @kinds
-def test_K6_a_skipped_layer_is_an_error_and_nothing_is_kept(kind) -> None:
+def test_a_skipped_layer_is_an_error_and_nothing_is_kept(kind) -> None:
     cache, (k, v) = EMPTY[kind](), tensors(3)
     with pytest.raises(ValueError, match="layer 0 was updated, but see is next"):
         cache[0].update(k, v)
@@ -139,7 +139,7 @@ def test_K6_a_skipped_layer_is_an_error_and_nothing_is_kept(kind) -> None:
     assert cache.length == 5 and len(cache.layers) == 3
 
 
-def test_K7_no_layers_are_not_taken_for_any_number_of_layers() -> None:
+def test_no_layers_are_not_taken_for_any_number_of_layers() -> None:
     for make in (
         lambda: GrowingCache(0),
         lambda: StaticCache(0, 4),
@@ -153,7 +153,7 @@ def test_K7_no_layers_are_not_taken_for_any_number_of_layers() -> None:
 
 
 @kinds
-def test_K7_a_cache_never_gets_more_layers_than_it_was_made_with(kind) -> None:
+def test_a_cache_never_gets_more_layers_than_it_was_made_with(kind) -> None:
     cache = EMPTY[kind]()
     for windows in ([30] * 2, [30] * 8):
         with pytest.raises(ValueError, match=f"3 layers, the model {len(windows)}"):
@@ -162,7 +162,7 @@ def test_K7_a_cache_never_gets_more_layers_than_it_was_made_with(kind) -> None:
 
 
 @kinds
-def test_K8_dtypes_are_not_mixed(kind) -> None:
+def test_dtypes_are_not_mixed(kind) -> None:
     """Neither keys with values nor what is held with what comes."""
     cache, (k, v) = EMPTY[kind](), tensors(3)
     for pair in ((k, v.bfloat16()), (k.bfloat16(), v)):
@@ -179,7 +179,7 @@ def test_K8_dtypes_are_not_mixed(kind) -> None:
 
 
 @kinds
-def test_K9_no_graph_is_kept(kind) -> None:
+def test_no_graph_is_kept(kind) -> None:
     cache, (k, v) = EMPTY[kind](), tensors(3)
     for pair in ((k.clone().requires_grad_(), v), (k, v.clone().requires_grad_())):
         with pytest.raises(ValueError, match="a cache keeps no gradients"):
@@ -195,7 +195,7 @@ def test_K9_no_graph_is_kept(kind) -> None:
 
 
 @kinds
-def test_K10_what_was_handed_over_may_be_overwritten(kind) -> None:
+def test_what_was_handed_over_may_be_overwritten(kind) -> None:
     cache, fed = EMPTY[kind](), []
     for start, T in ((0, 3), (3, 1), (4, 2)):
         k, v = tensors(T, seed=T)
@@ -214,7 +214,7 @@ def test_K10_what_was_handed_over_may_be_overwritten(kind) -> None:
 
 
 @kinds
-def test_K10_what_is_returned_may_be_a_view_and_says_so_but_copies_can_be_had(kind) -> None:
+def test_what_is_returned_may_be_a_view_and_says_so_but_copies_can_be_had(kind) -> None:
     assert "may be a view of the cache: do not write" in Layer.update.__doc__
     cache = EMPTY[kind]()
     one_pass(cache, *tensors(3))
@@ -229,7 +229,7 @@ def test_K10_what_is_returned_may_be_a_view_and_says_so_but_copies_can_be_had(ki
 
 
 @pytest.mark.parametrize("kind", ["static", "sliding", "paged"])
-def test_K11_a_fixed_size_is_never_moved(kind) -> None:
+def test_a_fixed_size_is_never_moved(kind) -> None:
     cache, addresses = EMPTY[kind](), set()
     for _ in range(40):
         one_pass(cache, *tensors(1))
@@ -239,7 +239,7 @@ def test_K11_a_fixed_size_is_never_moved(kind) -> None:
 
 
 @kinds
-def test_K12_a_layer_that_is_not_there_is_named(kind) -> None:
+def test_a_layer_that_is_not_there_is_named(kind) -> None:
     cache = EMPTY[kind]()
     for layer in (3, 7, -1):
         with pytest.raises(ValueError, match=f"layer {layer} is not below the cache's 3 layers"):
@@ -337,7 +337,7 @@ def test_only_whole_numbers_say_where_to_crop_and_what_to_select(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_R11_a_cache_that_inference_mode_filled_goes_on_outside(kind) -> None:
+def test_a_cache_that_inference_mode_filled_goes_on_outside(kind) -> None:
     model, idx = MODELS["qwen2, W = 3" if "sliding" in kind else "qwen2"], token_ids(2, 9)
     cache, swapped = KINDS[kind](model), idx[[1, 0]]
     with torch.inference_mode():
@@ -355,7 +355,7 @@ def test_R11_a_cache_that_inference_mode_filled_goes_on_outside(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_P13_a_negative_length_takes_tokens_back_from_the_end_of_each_row(kind) -> None:
+def test_a_negative_length_takes_tokens_back_from_the_end_of_each_row(kind) -> None:
     model = MODELS["qwen2, W = 3" if "sliding" in kind else "qwen2"]
     idx, mask = token_ids(2, 7), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
     for positions in (None, positions_from_mask(mask)):
@@ -375,7 +375,7 @@ def test_P13_a_negative_length_takes_tokens_back_from_the_end_of_each_row(kind) 
 # ---------------------------------------------------------------------------------- type hints
 
 
-def test_K13_type_hints_of_everything_public_can_be_evaluated() -> None:
+def test_type_hints_of_everything_public_can_be_evaluated() -> None:
     """A name that was never imported raises. And the package's docstring names every cache."""
     names = [path.stem for path in Path(package.__file__).parent.glob("[a-z]*.py")]
     modules = [*(importlib.import_module(f"{package.__name__}.{name}") for name in names), caches]

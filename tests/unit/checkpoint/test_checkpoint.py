@@ -101,7 +101,7 @@ def test_names_without_prefix_and_constant_masks_load(folder) -> None:
     )
 
 
-def test_G16_the_constants_that_are_dropped_are_not_the_biases(folder) -> None:
+def test_the_constants_that_are_dropped_are_not_the_biases(folder) -> None:
     """A filter on ``attn.bias`` at the end of a name drops ``c_attn.bias`` too."""
     ours = from_pretrained(folder).state_dict()
     assert (ours["transformer.h.1.attn.c_attn.bias"] != 0).all()
@@ -110,7 +110,7 @@ def test_G16_the_constants_that_are_dropped_are_not_the_biases(folder) -> None:
         from_pretrained(folder)
 
 
-def test_G32_a_stored_head_must_be_the_embedding(folder) -> None:
+def test_a_stored_head_must_be_the_embedding(folder) -> None:
     embedding = load_file(folder / "model.safetensors")["transformer.wte.weight"]
     edit_tensors(folder, lambda t: t.update({"lm_head.weight": embedding.clone()}))
     from_pretrained(folder)
@@ -257,7 +257,7 @@ def trained_state(seed: int = 0) -> tuple[GPT2LMHeadModel, AdamW]:
     return model, optimizer
 
 
-def test_G17_nothing_in_a_checkpoint_is_pickled(tmp_path) -> None:
+def test_nothing_in_a_checkpoint_is_pickled(tmp_path) -> None:
     model, optimizer = trained_state()
     save_training_state(tmp_path, model, optimizer, {"a": 1}, 7)
     found = latest_checkpoint(tmp_path)
@@ -268,7 +268,7 @@ def test_G17_nothing_in_a_checkpoint_is_pickled(tmp_path) -> None:
         json.loads(file.read_bytes()[8 : 8 + header])
 
 
-def test_G18_G20_the_training_state_comes_back_whole(tmp_path) -> None:
+def test_the_training_state_comes_back_whole(tmp_path) -> None:
     model, optimizer = trained_state()
     save_training_state(tmp_path, model, optimizer, {"a": 1}, 7)
     other = tiny_gpt2(seed=5)
@@ -317,7 +317,7 @@ def test_experts_their_bias_and_a_renamed_head_come_back(make, frozen, tmp_path)
         assert torch.equal(read(checkpoint)(idx), models[0].eval()(idx))
 
 
-def test_G20_a_checkpoint_of_a_run_is_also_a_model_folder(tmp_path) -> None:
+def test_a_checkpoint_of_a_run_is_also_a_model_folder(tmp_path) -> None:
     model, optimizer = trained_state()
     save_training_state(tmp_path, model, optimizer, {}, 1)
     idx = token_ids(2, 9)
@@ -452,7 +452,7 @@ def test_a_rename_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails_a
 
 
 @pytest.mark.parametrize("here", [False, True])
-def test_R4_ctrl_c_after_any_rename_leaves_the_old_model(tmp_path, monkeypatch, here) -> None:
+def test_ctrl_c_after_any_rename_leaves_the_old_model(tmp_path, monkeypatch, here) -> None:
     folder, idx = tmp_path / "m", token_ids(1, 5)
     save_pretrained(tiny_gpt2(), folder, max_shard_bytes=20_000)
     files = sorted(p.name for p in folder.iterdir())

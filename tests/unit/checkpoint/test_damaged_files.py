@@ -150,7 +150,7 @@ MORE = {
 
 
 @each_family
-def test_R10_no_odd_value_of_a_config_is_a_traceback(
+def test_no_odd_value_of_a_config_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
     folder, want = copied(family)
@@ -165,7 +165,7 @@ def test_R10_no_odd_value_of_a_config_is_a_traceback(
 
 
 @each_family
-def test_R10_no_flipped_bit_of_a_header_is_a_traceback(
+def test_no_flipped_bit_of_a_header_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
     """Names, shapes, dtypes, places: the numbers after the header have no digest."""
@@ -181,7 +181,7 @@ def test_R10_no_flipped_bit_of_a_header_is_a_traceback(
 
 
 @each_family
-def test_R10_no_length_of_a_file_is_a_traceback(
+def test_no_length_of_a_file_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
     folder, want = copied(family)
@@ -197,7 +197,7 @@ def test_R10_no_length_of_a_file_is_a_traceback(
         file.write_bytes(whole)
 
 
-def test_R11_no_fault_of_an_index_is_a_traceback(
+def test_no_fault_of_an_index_is_a_traceback(
     copied: Callable[[str], tuple[Path, torch.Tensor]], tmp_path: Path
 ) -> None:
     folder, want = copied("qwen2")
@@ -227,7 +227,7 @@ def test_R11_no_fault_of_an_index_is_a_traceback(
 
 
 @each_family
-def test_R10_no_odd_tensor_is_a_traceback(
+def test_no_odd_tensor_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]
 ) -> None:
     """Each tensor renamed, left out, of another shape, of another dtype, or twice."""

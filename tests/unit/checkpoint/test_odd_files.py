@@ -82,7 +82,7 @@ def copied(folder: Path, to: Path, **changes: Any) -> Path:
         ("qwen2", "num_hidden_layers", list(range(10**5))),
     ],
 )
-def test_R10_an_odd_value_is_refused_in_one_line_with_file_and_key(
+def test_an_odd_value_is_refused_in_one_line_with_file_and_key(
     family: str, key: str, value: Any, sound: Folders, tmp_path: Path
 ) -> None:
     folder = copied(sound[family], tmp_path, **{key: value})
@@ -110,7 +110,7 @@ def test_R10_an_odd_value_is_refused_in_one_line_with_file_and_key(
         ("qwen2", {"hidden_size": 6 * 10**8}, r"shape \(97, 48\), not \(97, 600000000\)"),
     ],
 )
-def test_R10_sizes_are_compared_before_anything_is_built(
+def test_sizes_are_compared_before_anything_is_built(
     family: str, changes: dict[str, int], message: str, sound: Folders, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(weights, "build", lambda config: pytest.fail("built"))
@@ -134,16 +134,14 @@ def test_R10_sizes_are_compared_before_anything_is_built(
         ("gpt2", {"n_inner": 10**30}, "intermediate_size=10+ is larger than any tensor"),
     ],
 )
-def test_R10_other_sizes_take_no_memory(
+def test_other_sizes_take_no_memory(
     family: str, changes: dict[str, int], message: str, sound: Folders, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
         from_pretrained(copied(sound[family], tmp_path, **changes))
 
 
-def test_R10_labels_that_the_weights_do_not_have_take_no_memory(
-    sound: Folders, tmp_path: Path
-) -> None:
+def test_labels_that_the_weights_do_not_have_take_no_memory(sound: Folders, tmp_path: Path) -> None:
     changes = {"id2label": None, "label2id": None, "num_labels": 2 * 10**9}
     folder = copied(sound["labels"], tmp_path, **changes)
     tracemalloc.start()
@@ -157,13 +155,13 @@ def test_R10_labels_that_the_weights_do_not_have_take_no_memory(
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, '{"a":' + "[" * 900 + "]" * 900 + "}", "1" * 5000]
 )
-def test_R10_what_is_nested_too_deep_is_refused(text: str, tmp_path: Path) -> None:
+def test_what_is_nested_too_deep_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json is (not valid JSON|nested more than)"):
         read_json(tmp_path / "config.json")
 
 
-def test_R11_shards_and_their_index_agree(sound: Folders, tmp_path: Path) -> None:
+def test_shards_and_their_index_agree(sound: Folders, tmp_path: Path) -> None:
     folder = copied(sound["gpt2"], tmp_path)
     index = folder / "model.safetensors.index.json"
     contents = json.loads(index.read_text())

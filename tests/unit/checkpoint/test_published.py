@@ -100,7 +100,7 @@ def comes_back(model: Any, folder: Path, again: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ODD)
-def test_P4_P5_odd_settings_open_and_come_back(name: str, tmp_path: Path) -> None:
+def test_odd_settings_open_and_come_back(name: str, tmp_path: Path) -> None:
     family, settings = ODD[name]
     theirs = made(tmp_path / "theirs", family, **settings)
     ours = from_pretrained(tmp_path / "theirs")
@@ -150,7 +150,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
         ),
     ],
 )
-def test_P5_keys_under_other_names_mean_what_they_mean_to_transformers(
+def test_keys_under_other_names_mean_what_they_mean_to_transformers(
     family: str, removed: list[str], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     made(tmp_path / "m", family, eos_token_id=2, bos_token_id=1)
@@ -164,7 +164,7 @@ def test_P5_keys_under_other_names_mean_what_they_mean_to_transformers(
     comes_back(ours, tmp_path / "m", tmp_path / "again")
 
 
-def test_P5_a_theta_that_a_second_dictionary_would_hide_is_refused(tmp_path: Path) -> None:
+def test_a_theta_that_a_second_dictionary_would_hide_is_refused(tmp_path: Path) -> None:
     made(tmp_path / "m", "Qwen2", rope_parameters=DEFAULT)
     edit(tmp_path / "m", rope_scaling=YARN)  # transformers would take 10000 for theta
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_P5_a_theta_that_a_second_dictionary_would_hide_is_refused(tmp_path: Pat
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
 @pytest.mark.parametrize("n_labels", [1, 2, 3])
-def test_P4_a_classifier_keeps_its_labels_and_its_padding(
+def test_a_classifier_keeps_its_labels_and_its_padding(
     family: str, kind: str, n_labels: int, tmp_path: Path
 ) -> None:
     names = dict(enumerate(["good", "bad", "ugly"][:n_labels]))
@@ -200,7 +200,7 @@ def test_P4_a_classifier_keeps_its_labels_and_its_padding(
     torch.testing.assert_close(logits, theirs(IDX).logits, atol=1e-5, rtol=0)
 
 
-def test_P4_what_changed_since_is_written(tmp_path: Path) -> None:
+def test_what_changed_since_is_written(tmp_path: Path) -> None:
     made(tmp_path / "m", "Qwen2", "ForTokenClassification", id2label={0: "a", 1: "b"}, author="me")
     checkpoint = load_checkpoint(tmp_path / "m")
     backbone, published = checkpoint.model.backbone, checkpoint.published
@@ -268,7 +268,7 @@ def test_a_folder_of_transformers_4_42(changes: dict[str, Any], tmp_path: Path) 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
-def test_P10_activations_have_the_names_of_transformers(name: str, tmp_path: Path) -> None:
+def test_activations_have_the_names_of_transformers(name: str, tmp_path: Path) -> None:
     x = torch.linspace(-6, 6, 401, dtype=torch.float64)
     theirs = transformers.activations.ACT2FN[name](x)
     torch.testing.assert_close(ACTIVATIONS[name](x), theirs, atol=1e-9, rtol=0)
@@ -291,7 +291,7 @@ def test_P10_activations_have_the_names_of_transformers(name: str, tmp_path: Pat
 )
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_P5_weights_of_several_dtypes_become_one(
+def test_weights_of_several_dtypes_become_one(
     family: str, said: dict[str, Any], want: torch.dtype, tmp_path: Path
 ) -> None:
     made(tmp_path / "m", family, eos_token_id=2, bos_token_id=1)
@@ -328,9 +328,7 @@ CONSTANTS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_P5_constants_that_are_dropped_have_no_say_in_the_dtype(
-    family: str, tmp_path: Path
-) -> None:
+def test_constants_that_are_dropped_have_no_say_in_the_dtype(family: str, tmp_path: Path) -> None:
     made(tmp_path / "m", family, dtype=torch.bfloat16, eos_token_id=2, bos_token_id=1)
     file = tmp_path / "m" / "model.safetensors"
     tensors = load_file(file) | CONSTANTS[family]
@@ -349,7 +347,7 @@ def test_P5_constants_that_are_dropped_have_no_say_in_the_dtype(
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
-def test_P5_a_classifier_has_no_head_that_could_be_untied(kind: str, tmp_path: Path) -> None:
+def test_a_classifier_has_no_head_that_could_be_untied(kind: str, tmp_path: Path) -> None:
     settings = dict(tie_word_embeddings=False, pad_token_id=0, eos_token_id=2, bos_token_id=1)
     theirs = made(tmp_path / "m", "GPT2", f"For{kind}Classification", **settings)
     ours = classifier_from_pretrained(tmp_path / "m")
@@ -372,7 +370,7 @@ def test_P5_a_classifier_has_no_head_that_could_be_untied(kind: str, tmp_path: P
         (None, {}, [0]),
     ],
 )
-def test_P1_the_checkpoint_says_where_a_text_ends(
+def test_the_checkpoint_says_where_a_text_ends(
     config: Any, generation: dict[str, Any] | None, want: list[int], tmp_path: Path
 ) -> None:
     save_pretrained(tiny_gpt2(), tmp_path / "m")
@@ -385,14 +383,14 @@ def test_P1_the_checkpoint_says_where_a_text_ends(
     assert end_tokens(model, published=published) == [n for n in want if n]
 
 
-def test_P1_a_model_that_was_made_here() -> None:
+def test_a_model_that_was_made_here() -> None:
     assert end_tokens(tiny_gpt2()) == [2]
     assert end_tokens(tiny_qwen2(eos_token_id=(4, 5))) == [4, 5]
     assert end_tokens(tiny_gpt2(eos_token_id=None)) == []
 
 
 @pytest.mark.parametrize("ids", ["2", [], [2, "3"], {}, True, 2.5, [[2]]])
-def test_P1_a_generation_config_that_names_no_token_is_refused(ids: Any, tmp_path: Path) -> None:
+def test_a_generation_config_that_names_no_token_is_refused(ids: Any, tmp_path: Path) -> None:
     save_pretrained(tiny_gpt2(), tmp_path / "m")
     edit(tmp_path / "m", "generation_config.json", eos_token_id=ids)
     with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id="):

@@ -97,7 +97,7 @@ def test_a_round_trip_changes_no_bit(tmp_path, name, bits, group_size, dtype) ->
         assert torch.equal(again(IDX), model(IDX))
 
 
-def test_C3_a_folder_is_the_same_on_every_processor(tmp_path, monkeypatch) -> None:
+def test_a_folder_is_the_same_on_every_processor(tmp_path, monkeypatch) -> None:
     files, logits = [], []
     for block in (32, 64):  # rows in a block of 4-bit weights
         monkeypatch.setattr(int4, "block_rows", lambda block=block: block)

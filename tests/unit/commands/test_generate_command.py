@@ -42,7 +42,7 @@ def edit_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_P1_a_text_ends_where_the_config_says(folder, capsys) -> None:
+def test_a_text_ends_where_the_config_says(folder, capsys) -> None:
     said = greedy(TOKENIZER.start("Return the"))
     end = next(i for i in range(3, 12) if said[i] not in said[:i])
     want = "Return the" + TOKENIZER.decode(said[:end])
@@ -56,7 +56,7 @@ def test_P1_a_text_ends_where_the_config_says(folder, capsys) -> None:
     assert capsys.readouterr().out == "Return the" + TOKENIZER.decode(said) + "\n"
 
 
-def test_P1_each_of_several_end_tokens_ends_a_text_and_a_beam(folder, capsys) -> None:
+def test_each_of_several_end_tokens_ends_a_text_and_a_beam(folder, capsys) -> None:
     said = greedy(TOKENIZER.start("Return the"))
     ends = [said[5], said[2], 10**6]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
@@ -67,7 +67,7 @@ def test_P1_each_of_several_end_tokens_ends_a_text_and_a_beam(folder, capsys) ->
     assert capsys.readouterr().out.endswith(f"\nReturn the{want}\n")
 
 
-def test_P1_P3_greedy_text_is_that_of_transformers(tmp_path, capsys) -> None:
+def test_greedy_text_is_that_of_transformers(tmp_path, capsys) -> None:
     """Of a Qwen2 whose tokenizer puts nothing in front, and whose texts end with either of two
     tokens that only generation_config.json names."""
     from tokenizers.processors import ByteLevel
@@ -92,7 +92,7 @@ def test_P1_P3_greedy_text_is_that_of_transformers(tmp_path, capsys) -> None:
     assert capsys.readouterr().out == want + "\n" and len(out) <= 10
 
 
-def test_P3_the_tokenizer_says_what_stands_in_front(folder, capsys, monkeypatch) -> None:
+def test_the_tokenizer_says_what_stands_in_front(folder, capsys, monkeypatch) -> None:
     ids, end = TOKENIZER.encode("Return the"), TOKENIZER.eos_token_id
     bare, ended = (TOKENIZER.decode(greedy(start)) for start in (ids, [end, *ids]))
     assert bare != ended
@@ -115,7 +115,7 @@ def test_P3_the_tokenizer_says_what_stands_in_front(folder, capsys, monkeypatch)
         (["--system", "Be brief."], "--system 'Be brief.' is for --chat"),
     ],
 )
-def test_P8_what_means_nothing_together_is_refused(words, message, capsys) -> None:
+def test_what_means_nothing_together_is_refused(words, message, capsys) -> None:
     assert main(["generate", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -142,7 +142,7 @@ def template(monkeypatch) -> Template:
 CHAT = ["generate", "--chat", "--temperature", "0", "--max-new-tokens", "5"]
 
 
-def test_P8_a_chat_takes_turns(template, monkeypatch, capsys) -> None:
+def test_a_chat_takes_turns(template, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Return the\nwhat else?\n"))
     assert main([*CHAT, "--system", "Be brief."]) == 0
     said = capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_P8_a_chat_takes_turns(template, monkeypatch, capsys) -> None:
         (Ended(signal.SIGTERM), False),
     ],
 )
-def test_P8_ctrl_c_ends_an_answer_and_other_signals_the_chat(
+def test_ctrl_c_ends_an_answer_and_other_signals_the_chat(
     ended, goes_on, template, monkeypatch, capsys
 ) -> None:
     said = iter([["one ", "two "], ["three"]])
@@ -192,13 +192,13 @@ def test_P8_ctrl_c_ends_an_answer_and_other_signals_the_chat(
         assert code == 128 + signal.SIGTERM and out.err.count("\n") == 1
 
 
-def test_P8_a_chat_that_is_too_long_is_one_line(template, monkeypatch, capsys) -> None:
+def test_a_chat_that_is_too_long_is_one_line(template, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Return " * 300 + "\n"))
     assert main(CHAT) == 2
     assert "the model reads 256: begin a new one" in capsys.readouterr().err
 
 
-def test_P8_a_chat_uses_the_template_of_the_folder(folder, monkeypatch, capsys) -> None:
+def test_a_chat_uses_the_template_of_the_folder(folder, monkeypatch, capsys) -> None:
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
     )

@@ -77,7 +77,7 @@ def test_the_two_docs_presets_differ_in_the_architecture_alone() -> None:
 
 
 @pytest.mark.parametrize("best", TRAINING)
-def test_C4_a_run_multiplies_as_it_is_fastest_here_and_stays_so(
+def test_a_run_multiplies_as_it_is_fastest_here_and_stays_so(
     best, tmp_path, capsys, monkeypatch
 ) -> None:
     def begin(*more: str) -> int:
@@ -438,7 +438,7 @@ def test_a_few_notes_are_enough_to_train(tmp_path) -> None:
     assert main(["train", *out, *SMALL]) == 0
 
 
-def test_P5_a_padding_token_above_the_rows_stands_in_no_text(tmp_path, capsys, monkeypatch) -> None:
+def test_a_padding_token_above_the_rows_stands_in_no_text(tmp_path, capsys, monkeypatch) -> None:
     tokenizer = Tokenizer.train(["some text"], 270)
     rows, folder = tokenizer.vocab_size, tmp_path / "m"
     tokenizer.backend.add_special_tokens(["[PAD]"])

@@ -66,7 +66,7 @@ def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-def test_P8_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) -> None:
+def test_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) -> None:
     out = tmp_path / "run"
     run = ["train", "--from", str(folder), "--corpus", notes, "--out", str(out), *SHORT]
     assert main(run) == 0
@@ -87,7 +87,7 @@ def test_P8_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) 
     )
 
 
-def test_P8_nothing_of_a_published_folder_is_lost(folder, notes, tmp_path) -> None:
+def test_nothing_of_a_published_folder_is_lost(folder, notes, tmp_path) -> None:
     """Also where the run was killed before its first checkpoint, and by convert."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"ours_does_not_know": [1], "torch_dtype": "float32"}
@@ -113,7 +113,7 @@ def test_P8_nothing_of_a_published_folder_is_lost(folder, notes, tmp_path) -> No
         assert (made / "chat_template.jinja").read_text() == "{{ 1 }}"
 
 
-def test_P8_galore_and_dropout_fit_a_published_model(folder, notes, tmp_path) -> None:
+def test_galore_and_dropout_fit_a_published_model(folder, notes, tmp_path) -> None:
     out = tmp_path / "run"
     more = ["--optimizer", "galore", "--dropout", "0.1", "--steps", "4"]
     assert (
@@ -140,7 +140,7 @@ def test_P8_galore_and_dropout_fit_a_published_model(folder, notes, tmp_path) ->
         (["--classify", "/nowhere"], "/nowhere: No such file"),
     ],
 )
-def test_P8_what_a_folder_decides_is_no_option(more, message, folder, tmp_path, capsys) -> None:
+def test_what_a_folder_decides_is_no_option(more, message, folder, tmp_path, capsys) -> None:
     assert main(["train", "--from", str(folder), "--out", str(tmp_path / "run"), *more]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
@@ -148,7 +148,7 @@ def test_P8_what_a_folder_decides_is_no_option(more, message, folder, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["gpt2-docs", "someone/gpt2"])
-def test_R4_a_run_has_another_name_than_the_model_to_begin_with(
+def test_a_run_has_another_name_than_the_model_to_begin_with(
     name, tmp_path, monkeypatch, capsys
 ) -> None:
     """Its folder would be taken for the model, by this command or by the next."""
@@ -163,7 +163,7 @@ def test_R4_a_run_has_another_name_than_the_model_to_begin_with(
     assert not [*tmp_path.iterdir()]
 
 
-def test_P8_a_model_learns_labels_and_says_them(folder, labelled, tmp_path, capsys) -> None:
+def test_a_model_learns_labels_and_says_them(folder, labelled, tmp_path, capsys) -> None:
     out = tmp_path / "run"
     run = ["train", "--from", str(folder), "--classify", labelled, "--out", str(out), *SHORT]
     assert main([*run, "--held-out", "0.2"]) == 0
@@ -190,7 +190,7 @@ def test_P8_a_model_learns_labels_and_says_them(folder, labelled, tmp_path, caps
     assert "the label 'animal' is not one of ['fruit', 'stone']" in capsys.readouterr().err
 
 
-def test_P8_a_run_that_labels_goes_on_bit_for_bit(labelled, tmp_path, capsys) -> None:
+def test_a_run_that_labels_goes_on_bit_for_bit(labelled, tmp_path, capsys) -> None:
     """A new model, too, and one that is interrupted."""
     run = ["train", "--classify", labelled, *SMALL, "--checkpoint-every", "2", "--out"]
     assert main([*run, str(tmp_path / "whole")]) == 0
@@ -249,7 +249,7 @@ def test_the_names_of_the_columns_are_no_row(header, tmp_path) -> None:
     ]  # fmt: skip
 
 
-def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
+def test_classify_reads_files_and_refuses_what_is_no_classifier(
     labelled, folder, tmp_path, capsys, monkeypatch
 ) -> None:
     assert main(["classify", "--model", str(folder), "text"]) == 2
@@ -291,7 +291,7 @@ def test_P8_classify_reads_files_and_refuses_what_is_no_classifier(
     assert "holds a TokenClassifier" in capsys.readouterr().err
 
 
-def test_P8_convert_changes_dtype_and_files_and_nothing_else(folder, tmp_path, capsys) -> None:
+def test_convert_changes_dtype_and_files_and_nothing_else(folder, tmp_path, capsys) -> None:
     half, parts, back = (tmp_path / name for name in ("half", "parts", "back"))
     assert main(["convert", str(folder), "--out", str(half), "--dtype", "bfloat16"]) == 0
     said = capsys.readouterr().out
@@ -306,7 +306,7 @@ def test_P8_convert_changes_dtype_and_files_and_nothing_else(folder, tmp_path, c
     assert "is the model itself" in capsys.readouterr().err
 
 
-def test_P8_convert_carries_the_files_of_a_slow_tokenizer(tmp_path) -> None:
+def test_convert_carries_the_files_of_a_slow_tokenizer(tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     old, new = tmp_path / "old", tmp_path / "new"
     save_pretrained(tiny_gpt2(vocab_size=300), old, TOKENIZER)
@@ -324,7 +324,7 @@ def test_P8_convert_carries_the_files_of_a_slow_tokenizer(tmp_path) -> None:
     assert main(["convert", str(old), "--out", str(new)]) == 0  # replaces what it wrote
 
 
-def test_P8_convert_carries_every_chat_template(tmp_path, capsys) -> None:
+def test_convert_carries_every_chat_template(tmp_path, capsys) -> None:
     transformers = pytest.importorskip("transformers")
     old, new = tmp_path / "old", tmp_path / "new"
     save_pretrained(tiny_gpt2(vocab_size=300), old, TOKENIZER)
@@ -346,7 +346,7 @@ def test_P8_convert_carries_every_chat_template(tmp_path, capsys) -> None:
     assert (new / "additional_chat_templates" / "notes.txt").read_text() == "mine"
 
 
-def test_R4_only_a_checkpoint_has_the_tokenizer_of_the_folder_around_it(tmp_path, capsys) -> None:
+def test_only_a_checkpoint_has_the_tokenizer_of_the_folder_around_it(tmp_path, capsys) -> None:
     TOKENIZER.save(tmp_path)
     for name, found in (("sub", False), ("step-00000010", True)):
         folder, out = tmp_path / name, tmp_path / f"new-{name}"
@@ -358,7 +358,7 @@ def test_R4_only_a_checkpoint_has_the_tokenizer_of_the_folder_around_it(tmp_path
     assert "sub has no tokenizer.json" in capsys.readouterr().err
 
 
-def test_R3_a_size_may_have_any_number_of_digits() -> None:
+def test_a_size_may_have_any_number_of_digits() -> None:
     assert [size(text) for text in ("1.5G", "500mb", "7")] == [1_500_000_000, 500_000_000, 7]
     assert size("9" * 400) == int("9" * 400) and size("0.1" + "0" * 400 + "G") == 10**8
     for text in ("0.5", "-1", "1T", "9" * 5000):
@@ -366,7 +366,7 @@ def test_R3_a_size_may_have_any_number_of_digits() -> None:
             size(text)
 
 
-def test_P8_convert_refuses_numbers_that_do_not_fit(tmp_path, capsys) -> None:
+def test_convert_refuses_numbers_that_do_not_fit(tmp_path, capsys) -> None:
     model = tiny_gpt2()
     with torch.no_grad():
         model.transformer.ln_f.weight[0] = 1e5

@@ -46,7 +46,7 @@ def call(words: list[str], **options) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_R3_a_run_without_room_names_the_file_and_goes_on_when_there_is_some(
+def test_a_run_without_room_names_the_file_and_goes_on_when_there_is_some(
     notes, tmp_path, capsys
 ) -> None:
     out = tmp_path / "run"
@@ -61,7 +61,7 @@ def test_R3_a_run_without_room_names_the_file_and_goes_on_when_there_is_some(
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
-def test_R3_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> None:
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> None:
     model = str(tmp_path / "model")
     assert main(["quantize", "gpt2-docs", "--out", model]) == 0
     before = {p: p.read_bytes() for p in Path(model).iterdir()}
@@ -82,7 +82,7 @@ def test_R3_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> No
     ],
 )
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_R3_an_output_that_is_full_is_one_line(words, tmp_path, monkeypatch) -> None:
+def test_an_output_that_is_full_is_one_line(words, tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     words = [str(tmp_path / "new") if word == "OUT" else word for word in words]
     with open("/dev/full", "w") as full:
@@ -90,13 +90,13 @@ def test_R3_an_output_that_is_full_is_one_line(words, tmp_path, monkeypatch) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_R3_an_output_without_a_buffer_is_one_line_too(monkeypatch) -> None:
+def test_an_output_without_a_buffer_is_one_line_too(monkeypatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     with open("/dev/full", "w") as full:
         one_line(call(["list"], stdout=full), "the output: No space left on device")
 
 
-def test_R3_a_run_whose_output_is_full_or_closed_goes_on_afterwards(notes, tmp_path) -> None:
+def test_a_run_whose_output_is_full_or_closed_goes_on_afterwards(notes, tmp_path) -> None:
     run = [*notes, "--out", str(tmp_path / "run")]
     with open("/dev/full", "w") as full:
         one_line(call(run, stdout=full), "the output: No space left on device")
@@ -113,7 +113,7 @@ def test_R3_a_run_whose_output_is_full_or_closed_goes_on_afterwards(notes, tmp_p
     assert main(run) == 0
 
 
-def test_R3_a_run_without_a_place_for_errors_trains(notes, tmp_path, monkeypatch) -> None:
+def test_a_run_without_a_place_for_errors_trains(notes, tmp_path, monkeypatch) -> None:
     notes.remove("--quiet")
     monkeypatch.setattr("sys.stderr", None)
     assert main([*notes, "--out", str(tmp_path / "run")]) == 0
@@ -122,7 +122,7 @@ def test_R3_a_run_without_a_place_for_errors_trains(notes, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "words", [["generate", "--chat"], ["classify", "--model", "x", "--file", "-"]]
 )
-def test_R3_an_input_that_is_closed_is_one_line(words, monkeypatch, capsys) -> None:
+def test_an_input_that_is_closed_is_one_line(words, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stdin", None)
     assert main(words) == 2
     error = capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_R3_an_input_that_is_closed_is_one_line(words, monkeypatch, capsys) -> N
 
 
 @pytest.mark.parametrize("words", [["train", *SMALL], ["quantize", "gpt2-docs"]])
-def test_R3_a_place_that_is_none_is_named(words, tmp_path, capsys) -> None:
+def test_a_place_that_is_none_is_named(words, tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("mine")
     assert main([*words, "--out", str(tmp_path / "file" / "x")]) == 2
     error = capsys.readouterr().err
@@ -141,13 +141,13 @@ def test_R3_a_place_that_is_none_is_named(words, tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("words", [["train", *SMALL], ["quantize", "gpt2-docs"]])
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no /sys")
-def test_R3_a_folder_that_cannot_be_written_is_named(words, capsys) -> None:
+def test_a_folder_that_cannot_be_written_is_named(words, capsys) -> None:
     assert main([*words, "--out", "/sys/kernel/run"]) == 2  # for root, too
     error = capsys.readouterr().err
     assert error.startswith("error: /sys/kernel/") and error.count("\n") == 1
 
 
-def test_R4_an_empty_folder_that_one_stands_in_is_filled(tmp_path, monkeypatch) -> None:
+def test_an_empty_folder_that_one_stands_in_is_filled(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     number = folder.stat().st_ino
@@ -158,7 +158,7 @@ def test_R4_an_empty_folder_that_one_stands_in_is_filled(tmp_path, monkeypatch) 
     from_pretrained(".")
 
 
-def test_R4_a_full_folder_that_one_stands_in_gets_new_files(tmp_path, monkeypatch) -> None:
+def test_a_full_folder_that_one_stands_in_gets_new_files(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "here"
     assert main(["convert", "gpt2-docs", "--max-shard", "200K", "--out", str(folder)]) == 0
     number = folder.stat().st_ino
@@ -170,7 +170,7 @@ def test_R4_a_full_folder_that_one_stands_in_gets_new_files(tmp_path, monkeypatc
     assert type(from_pretrained(".")).__name__ == "Qwen2ForCausalLM"
 
 
-def test_R4_a_folder_that_is_read_only_is_left_alone(tmp_path, monkeypatch, capsys) -> None:
+def test_a_folder_that_is_read_only_is_left_alone(tmp_path, monkeypatch, capsys) -> None:
     model = tmp_path / "model"
     assert main(["quantize", "gpt2-docs", "--out", str(model)]) == 0
     before = (model / "model.safetensors").read_bytes()
@@ -195,7 +195,7 @@ def test_R4_a_folder_that_is_read_only_is_left_alone(tmp_path, monkeypatch, caps
         ["train", "--out", "x", "--tokenizer", " "], ["grade", "x", "--csv", ""],
     ],
 )  # fmt: skip
-def test_R4_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> None:
+def test_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         main(words)
@@ -208,7 +208,7 @@ def test_R4_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> No
     [{"PYTHONIOENCODING": "cp1252"}, {"PYTHONIOENCODING": "ascii"},
      {"LC_ALL": "C", "PYTHONUTF8": "0"}],
 )  # fmt: skip
-def test_R3_what_the_output_cannot_show_is_a_question_mark(locale, tmp_path) -> None:
+def test_what_the_output_cannot_show_is_a_question_mark(locale, tmp_path) -> None:
     options = {"env": {**os.environ, **locale}, "capture_output": True, "check": False}
     generate = [*PROGRAM, "generate", "--max-new-tokens", "2", "--prompt", "Größe: ☃".encode()]
     done = subprocess.run(generate, **options)
@@ -221,7 +221,7 @@ def test_R3_what_the_output_cannot_show_is_a_question_mark(locale, tmp_path) -> 
 
 
 @pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
-def test_R3_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> None:
+def test_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> None:
     code = """if True:
         from lm_from_scratch import __main__
         __main__.take_any_text()
@@ -236,7 +236,7 @@ def test_R3_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> Non
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1
 
 
-def test_R3_a_command_without_stderr_does_its_work(tmp_path) -> None:
+def test_a_command_without_stderr_does_its_work(tmp_path) -> None:
     words = ["convert", "gpt2-docs", "--dtype", "bfloat16", "--out", str(tmp_path / "m")]
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *PROGRAM, *words], check=False)
     assert done.returncode == 0
@@ -244,7 +244,7 @@ def test_R3_a_command_without_stderr_does_its_work(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_R7_files_have_the_rights_that_the_umask_gives(umask, tmp_path) -> None:
+def test_files_have_the_rights_that_the_umask_gives(umask, tmp_path) -> None:
     before = os.umask(umask)
     try:
         k = torch.randn(1, 1, 2, 3)
@@ -258,7 +258,7 @@ def test_R7_files_have_the_rights_that_the_umask_gives(umask, tmp_path) -> None:
     assert {p.stat().st_mode & 0o777 for p in files} == {0o666 & ~umask} and len(files) > 4
 
 
-def test_R7_a_missing_permission_is_called_one(tmp_path, monkeypatch, capsys) -> None:
+def test_a_missing_permission_is_called_one(tmp_path, monkeypatch, capsys) -> None:
     model = tmp_path / "model"
     assert main(["quantize", "gpt2-docs", "--out", str(model)]) == 0
     file = model / "model.safetensors"
@@ -298,7 +298,7 @@ def end(words: list[str], number: int, **options) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_R11_a_signal_while_modules_are_imported_is_one_line(number) -> None:
+def test_a_signal_while_modules_are_imported_is_one_line(number) -> None:
     done = end(["generate", "--max-new-tokens", "100"], number)
     assert done.returncode == 128 + number and done.stderr.count("\n") == 1
     assert done.stderr.startswith("interrupted")

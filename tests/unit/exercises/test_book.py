@@ -77,7 +77,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --------------------------------------------------------------------------- nothing is overwritten
 
 
-def test_E4_a_second_run_is_refused_and_says_what_to_do(
+def test_a_second_run_is_refused_and_says_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hand_in("anna")
@@ -95,7 +95,7 @@ def test_E4_a_second_run_is_refused_and_says_what_to_do(
     assert all(path.read_bytes() == data for path, data in before.items())
 
 
-def test_E4_an_update_grades_what_is_new_and_keeps_points_and_notes(
+def test_an_update_grades_what_is_new_and_keeps_points_and_notes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hand_in("anna")
@@ -119,7 +119,7 @@ def test_E4_an_update_grades_what_is_new_and_keeps_points_and_notes(
     assert not seen and len(list(Path("earlier").iterdir())) == 3  # nothing changed
 
 
-def test_E4_one_student_is_graded_again_and_nobody_else(
+def test_one_student_is_graded_again_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for student in ("anna", "bob"):
@@ -137,7 +137,7 @@ def test_E4_one_student_is_graded_again_and_nobody_else(
     assert "in holds nothing of bib" in capsys.readouterr().err
 
 
-def test_E4_another_week_goes_into_the_same_tables() -> None:
+def test_another_week_goes_into_the_same_tables() -> None:
     hand_in("anna")
     hand_in("bob")
     graded("--exercises", "rms_norm")
@@ -149,7 +149,7 @@ def test_E4_another_week_goes_into_the_same_tables() -> None:
     assert bob["swiglu"] == "" and bob["rms_norm"] == "11"
 
 
-def test_E4_what_no_student_is_called_is_kept_and_said(
+def test_what_no_student_is_called_is_kept_and_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hand_in("007")
@@ -178,7 +178,7 @@ def test_E4_what_no_student_is_called_is_kept_and_said(
         ("grades.json", '{"rows": [3], "seed": 1, "due": ""}', "is no table of grades"),
     ],
 )
-def test_E4_a_table_that_makes_no_sense_is_left_alone(
+def test_a_table_that_makes_no_sense_is_left_alone(
     capsys: pytest.CaptureFixture[str], path: str, data: str, words: str
 ) -> None:
     hand_in("anna")
@@ -188,7 +188,7 @@ def test_E4_a_table_that_makes_no_sense_is_left_alone(
     assert words in capsys.readouterr().err and Path(path).read_text() == data
 
 
-def test_E4_one_seed_for_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_for_a_class(capsys: pytest.CaptureFixture[str]) -> None:
     hand_in("anna")
     graded("--seed", "5")
     graded("--update")
@@ -197,7 +197,7 @@ def test_E4_one_seed_for_a_class(capsys: pytest.CaptureFixture[str]) -> None:
     assert "has seed 5: one seed for a class" in capsys.readouterr().err
 
 
-def test_E4_a_file_is_replaced_only_by_other_text(tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_by_other_text(tmp_path: Path) -> None:
     for n in range(3):
         for _ in range(2):
             replace(tmp_path / "a.txt", f"text {n}")
@@ -228,7 +228,7 @@ def submissions_of(folder: Path) -> list[str]:
         ("anna", ""),
     ],
 )
-def test_E4_dates_of_folders(name: str, wanted: str) -> None:
+def test_dates_of_folders(name: str, wanted: str) -> None:
     assert date(name) == wanted
 
 
@@ -245,11 +245,11 @@ def test_E4_dates_of_folders(name: str, wanted: str) -> None:
         ("2026-11-06T00:00", "", 0),
     ],
 )
-def test_E4_days_late(came: str, due: str, days: int) -> None:
+def test_days_late(came: str, due: str, days: int) -> None:
     assert days_late(Row("anna", Verdict("rms_norm"), "a.py", came), due) == days
 
 
-def test_E4_the_best_of_several_dates_counts() -> None:
+def test_the_best_of_several_dates_counts() -> None:
     hand_in("2026-11-05/anna", HALF)
     hand_in("2026-11-07/anna", RIGHT)
     hand_in("2026-11-09/anna", RIGHT)
@@ -277,7 +277,7 @@ def test_E4_the_best_of_several_dates_counts() -> None:
     assert table("grades.csv")["bob"]["file"] == "2026-11-05/bob/a.py"
 
 
-def test_E4_a_due_date_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_due_date_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["grade", "in", "--csv", "x.csv", "--due", "Friday"])
     assert "'Friday' is no date as 2026-11-05T18:00" in capsys.readouterr().err
@@ -288,7 +288,7 @@ def test_E4_a_due_date_is_one(capsys: pytest.CaptureFixture[str]) -> None:
 # --------------------------------------------------------------------------- marks and feedback
 
 
-def test_E3_done_gives_all_and_anything_else_at_most_half() -> None:
+def test_done_gives_all_and_anything_else_at_most_half() -> None:
     assert mark(Verdict("rms_norm", 11.0, 11.0, True)) == 11
     assert mark(Verdict("rms_norm", 10.0, 11.0, False)) == 5
     rows = [
@@ -304,7 +304,7 @@ def test_E3_done_gives_all_and_anything_else_at_most_half() -> None:
     ]  # fmt: skip
 
 
-def test_E4_feedback_is_one_page_that_runs_nothing() -> None:
+def test_feedback_is_one_page_that_runs_nothing() -> None:
     hand_in("<b>anna", HEAD + "    raise ValueError('<script>alert(1)</script> & more')\n")
     graded("--reports", "feedback")
     edit("<b>anna", manual="1", note="<i>see</i> me")
@@ -319,7 +319,7 @@ def test_E4_feedback_is_one_page_that_runs_nothing() -> None:
     assert Path("feedback/earlier/<b>anna 1.html").is_file()
 
 
-def test_E4_feedback_says_which_file_and_how_late() -> None:
+def test_feedback_says_which_file_and_how_late() -> None:
     verdict = Verdict("rms_norm", 8.0, 11.0, False, text="rms_norm: 8 of 11")
     (line,) = students([Row("anna", verdict, "d/a.py", "2026-11-06T00:00", "x")], "2026-11-05")
     assert "file: d/a.py, 1 day late" in text(line, "2026-11-05")
@@ -330,7 +330,7 @@ def test_E4_feedback_says_which_file_and_how_late() -> None:
 
 
 @pytest.mark.parametrize("name", ["rsqrt", "mean", "square"])
-def test_E2_replacing_torch_inside_the_function_fools_no_check(
+def test_replacing_torch_inside_the_function_fools_no_check(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     import torch
@@ -349,7 +349,7 @@ def test_E2_replacing_torch_inside_the_function_fools_no_check(
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_E4_sixty_submissions_interrupted_and_graded_to_the_end(
+def test_sixty_submissions_interrupted_and_graded_to_the_end(
     how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After Ctrl-C or a crash the same command goes on, runs no file twice, and leaves no trace."""

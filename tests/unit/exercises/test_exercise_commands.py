@@ -75,7 +75,7 @@ def test_an_answer_in_the_root_of_a_clone_disturbs_no_tool(
     assert subprocess.run(lint, stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
-def test_E4_a_check_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
     """For continuous integration; the exit code is the same."""
     Path("a.py").write_text(WRONG)
     found = json.loads(said(capsys, "check", "rms_norm", "a.py", "--json", code=1))
@@ -138,7 +138,7 @@ def test_the_solution_is_shown_where_nothing_can_be_kept(
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"rms_norm": {"a":' + "[" * 100_000, "1e", "5", "[]"]
 )
-def test_R10_a_progress_that_makes_no_sense_is_none(text: str) -> None:
+def test_a_progress_that_makes_no_sense_is_none(text: str) -> None:
     progress.path().write_text(text)
     assert progress.load() == {}
     assert progress.keep("rms_norm", 11.0, True, 0)

@@ -254,7 +254,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str
     return {row["student"]: row for row in rows}, reports
 
 
-def test_R11_a_link_earns_nothing_and_shows_nothing(tmp_path) -> None:
+def test_a_link_earns_nothing_and_shows_nothing(tmp_path) -> None:
     folder, secret = tmp_path / "submitted", tmp_path / "secret.py"
     secret.write_text("password = = 'correct horse'\n")
     (folder / "alice").mkdir(parents=True)

@@ -277,7 +277,7 @@ def write(path: Path, text: str, wanted: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_E8_an_attack_gets_what_is_said_of_it(course: Course, name: str) -> None:
+def test_an_attack_gets_what_is_said_of_it(course: Course, name: str) -> None:
     if not here(ATTACKS[name]):
         pytest.skip("this system has no seal")
     row = course.rows[name]
@@ -285,12 +285,12 @@ def test_E8_an_attack_gets_what_is_said_of_it(course: Course, name: str) -> None
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_E8_a_hostile_file_stops_no_batch(course: Course, name: str) -> None:
+def test_a_hostile_file_stops_no_batch(course: Course, name: str) -> None:
     wanted = FULL if solution("rms_norm") in FILES[name] and name != "class_body" else NOTHING
     assert float(course.rows[name]["points"]) == wanted, course.rows[name]
 
 
-def test_E8_nothing_is_destroyed_left_or_sent(course: Course) -> None:
+def test_nothing_is_destroyed_left_or_sent(course: Course) -> None:
     """Files, processes, the network; a socket in a file is reached all the same."""
     assert course.rows["right"]["passed"] == "yes"
     victim = course.folder / "kept" / "victim.py"
@@ -306,7 +306,7 @@ def test_E8_nothing_is_destroyed_left_or_sent(course: Course) -> None:
             continue
 
 
-def test_E8_what_a_teacher_opens_runs_nothing(course: Course) -> None:
+def test_what_a_teacher_opens_runs_nothing(course: Course) -> None:
     for path in (course.folder / "reports").glob("*.html"):
         page = path.read_text(encoding="utf-8")
         assert "<script" not in page and "<img" not in page and "\x1b" not in page, path
@@ -314,7 +314,7 @@ def test_E8_what_a_teacher_opens_runs_nothing(course: Course) -> None:
     assert ",=" not in table and "\x1b" not in table and "\x07" not in table
 
 
-def test_E8_the_child_does_not_know_where_progress_is(
+def test_the_child_does_not_know_where_progress_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LM_FROM_SCRATCH_PROGRESS", str(tmp_path / "progress.json"))

@@ -257,7 +257,7 @@ def test_after_the_weights_have_changed_an_engine_forgets_what_it_computed_befor
         dict(sampler=lambda logits, seen, u: torch.tensor([3, 4])),
     ],
 )
-def test_R1_a_sampler_that_chooses_no_token_ends_its_own_request(options) -> None:
+def test_a_sampler_that_chooses_no_token_ends_its_own_request(options) -> None:
     model = MODELS[1]
     engine = Engine(model, new_pool(model, 2))
     good = Request(prompt=[5, 6, 7], max_new_tokens=5, sampler=GREEDY)
@@ -471,7 +471,7 @@ def check_blocks(engine: Engine) -> None:
     ids=["lines", "instructions"],
 )
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "while it goes back, too"])
-def test_R1_an_engine_goes_on_wherever_it_was_interrupted(interrupts, twice, monkeypatch) -> None:
+def test_an_engine_goes_on_wherever_it_was_interrupted(interrupts, twice, monkeypatch) -> None:
     interrupts = replace(interrupts)
     monkeypatch.setattr(engine_module, "PASS", 0)  # as many groups as there are lengths
     if twice:
@@ -491,7 +491,7 @@ def test_R1_an_engine_goes_on_wherever_it_was_interrupted(interrupts, twice, mon
     assert not engine.running and not engine.waiting
 
 
-def test_R1_the_load_that_is_interrupted_shares_blocks_and_runs_out_of_them() -> None:
+def test_the_load_that_is_interrupted_shares_blocks_and_runs_out_of_them() -> None:
     engine, requests = a_load()
     for request in requests:
         engine.submit(request)
@@ -500,7 +500,7 @@ def test_R1_the_load_that_is_interrupted_shares_blocks_and_runs_out_of_them() ->
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, TypeError, ZeroDivisionError])
-def test_R1_a_processor_that_raises_ends_its_own_request_alone(error) -> None:
+def test_a_processor_that_raises_ends_its_own_request_alone(error) -> None:
     model = MODELS[0]
     engine = Engine(model, new_pool(model, 4))
 
@@ -519,7 +519,7 @@ def test_R1_a_processor_that_raises_ends_its_own_request_alone(error) -> None:
     check_blocks(engine)
 
 
-def test_R1_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
+def test_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
     model = MODELS[0]
     engine = Engine(model, new_pool(model, 4))
     interrupted = []
@@ -546,7 +546,7 @@ def test_R1_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
     assert [engine.results[n] for n in range(3)] == want == list(said.values())
 
 
-def test_R1_a_request_is_cancelled_wherever_it_stands() -> None:
+def test_a_request_is_cancelled_wherever_it_stands() -> None:
     model = MODELS[0]
     engine = Engine(model, new_pool(model, 4), max_batch=2)
     requests = [Request(prompt=[5, 6, 7 + i], max_new_tokens=6, sampler=GREEDY) for i in range(4)]
@@ -563,7 +563,7 @@ def test_R1_a_request_is_cancelled_wherever_it_stands() -> None:
             engine.cancel(number)
 
 
-def test_R1_where_the_pass_itself_fails_all_requests_go_on_later(monkeypatch) -> None:
+def test_where_the_pass_itself_fails_all_requests_go_on_later(monkeypatch) -> None:
     engine, requests = a_load()
     for request in requests:
         engine.submit(request)
@@ -578,7 +578,7 @@ def test_R1_where_the_pass_itself_fails_all_requests_go_on_later(monkeypatch) ->
     assert engine.results == dict(enumerate(alone(MODELS[2], request) for request in requests))
 
 
-def test_R11_what_is_remembered_of_prefixes_grows_with_the_tokens() -> None:
+def test_what_is_remembered_of_prefixes_grows_with_the_tokens() -> None:
     model = tiny_gpt2(block_size=700).double()
     size = {}
     for n in (300, 600):
@@ -593,7 +593,7 @@ def test_R11_what_is_remembered_of_prefixes_grows_with_the_tokens() -> None:
     assert size[600] == 2 * size[300]
 
 
-def test_R11_a_block_is_not_known_by_its_own_tokens_alone() -> None:
+def test_a_block_is_not_known_by_its_own_tokens_alone() -> None:
     """The same block after another beginning, also where that beginning has been given up."""
     model = MODELS[1]
     engine = Engine(model, new_pool(model, 2, n_blocks=7), max_batch=1)

@@ -52,7 +52,7 @@ def naive_greedy(prompt: list[int], n: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def test_G1_greedy_with_a_cache_equals_the_whole_sequence_again() -> None:
+def test_greedy_with_a_cache_equals_the_whole_sequence_again() -> None:
     want = [naive_greedy(prompt, 20) for prompt in PROMPTS]
     assert complete(generate(MODEL, PROMPTS, 20, GREEDY)) == want
     assert complete(generate(MODEL, PROMPTS[:1], 20, GREEDY)) == want[:1]
@@ -72,7 +72,7 @@ def test_greedy_equals_transformers_for_left_padded_prompts() -> None:
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 1000))
-def test_G8_a_row_of_a_batch_equals_the_row_alone(lengths: list[int], seed: int) -> None:
+def test_a_row_of_a_batch_equals_the_row_alone(lengths: list[int], seed: int) -> None:
     prompts = [token_ids(n, seed=seed + i).tolist() for i, n in enumerate(lengths)]
     together = complete(generate(MODEL, prompts, 12, SAMPLER, stop_tokens=[4, 5, 6], seed=seed))
     for i, prompt in enumerate(prompts):
@@ -82,7 +82,7 @@ def test_G8_a_row_of_a_batch_equals_the_row_alone(lengths: list[int], seed: int)
         assert together[i] == alone[0]
 
 
-def test_G8_rows_finish_one_by_one() -> None:
+def test_rows_finish_one_by_one() -> None:
     greedy = [naive_greedy(prompt, 12) for prompt in PROMPTS]
     stop = greedy[0][2]
     rows = complete(generate(MODEL, PROMPTS, 12, GREEDY, stop_tokens=[stop]))
@@ -93,14 +93,14 @@ def test_G8_rows_finish_one_by_one() -> None:
     assert steps[-1] == [stop] and len(steps) == greedy[0].index(stop) + 1
 
 
-def test_G10_the_penalty_of_a_row_comes_from_the_row() -> None:
+def test_the_penalty_of_a_row_comes_from_the_row() -> None:
     sampler = Sampler(temperature=0.0, repetition_penalty=5.0)
     together = complete(generate(MODEL, PROMPTS, 15, sampler))
     for prompt, row in zip(PROMPTS, together, strict=True):
         assert complete(generate(MODEL, [prompt], 15, sampler))[0] == row
 
 
-def test_G10_padding_is_never_penalised() -> None:
+def test_padding_is_never_penalised() -> None:
     """Token 0 fills the padding; a row that never said it must not be charged for it."""
     sampler = Sampler(temperature=0.0, repetition_penalty=1e6)
     rows = complete(generate(MODEL, [[5] * 20, [7]], 30, sampler))
@@ -108,7 +108,7 @@ def test_G10_padding_is_never_penalised() -> None:
     assert rows[1] == alone[0]
 
 
-def test_G11_every_prompt_gives_as_many_rows_as_asked() -> None:
+def test_every_prompt_gives_as_many_rows_as_asked() -> None:
     rows = complete(generate(MODEL, PROMPTS, 9, SAMPLER, num_return_sequences=3, seed=2))
     assert len(rows) == 9
     assert len({tuple(row) for row in rows[:3]}) > 1
@@ -117,7 +117,7 @@ def test_G11_every_prompt_gives_as_many_rows_as_asked() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_G15_the_mode_of_the_model_is_restored(training: bool) -> None:
+def test_the_mode_of_the_model_is_restored(training: bool) -> None:
     MODEL.train(training)
     try:
         for step, _ in enumerate(generate(MODEL, PROMPTS, 5, GREEDY)):
@@ -161,7 +161,7 @@ def test_the_callers_random_state_is_untouched() -> None:
         ({"num_return_sequences": 0}, "num_return_sequences=0"),
     ],
 )
-def test_G12_G13_G15_bad_arguments_are_refused_before_anything_runs(change, message) -> None:
+def test_bad_arguments_are_refused_before_anything_runs(change, message) -> None:
     arguments = dict(prompts=PROMPTS, max_new_tokens=5, sampler=GREEDY) | change
     with pytest.raises(ValueError, match=message):
         generate(MODEL, **arguments)  # at the call, not at the first token
@@ -172,7 +172,7 @@ def test_the_last_position_can_be_used() -> None:
     assert len(rows[0]) == 5  # 60 + 5 - 1 = 64 tokens are fed
 
 
-def test_G28_time_is_measured_in_evaluation_mode_after_a_warm_up() -> None:
+def test_time_is_measured_in_evaluation_mode_after_a_warm_up() -> None:
     modes = []
     hook = MODEL.register_forward_hook(
         lambda module, args, out: modes.append((module.training, out.requires_grad))
@@ -209,7 +209,7 @@ def test_text_streams_and_ends_with_the_document() -> None:
     assert text == tokenizer.decode([t for t in row if t != end])
 
 
-def test_G9_G10_the_penalty_equals_transformers_over_a_whole_generation() -> None:
+def test_the_penalty_equals_transformers_over_a_whole_generation() -> None:
     """Prompt tokens and generated ones are charged, each row its own."""
     twin = hf_twin(MODEL)
     prompts = [row.tolist() for row in token_ids(3, 6)]  # one length: transformers counts pads
@@ -334,7 +334,7 @@ def ends_before(text: str, stop: list[str]) -> str:
 
 
 @given(st.text("abc", max_size=7), st.lists(st.text("abc", min_size=1, max_size=4), max_size=4))
-def test_R5_no_border_of_a_piece_changes_where_a_text_ends(text, stop) -> None:
+def test_no_border_of_a_piece_changes_where_a_text_ends(text, stop) -> None:
     want = ends_before(text, stop)
     for cuts in range(2 ** max(len(text) - 1, 0)):  # every way to cut it
         pieces, start = [], 0
@@ -345,7 +345,7 @@ def test_R5_no_border_of_a_piece_changes_where_a_text_ends(text, stop) -> None:
         assert "".join(until(pieces, stop)) == want
 
 
-def test_R5_the_stop_string_that_ends_first_is_the_first() -> None:
+def test_the_stop_string_that_ends_first_is_the_first() -> None:
     assert "".join(until(["abcd"], ["b", "abc"])) == "".join(until("abcd", ["b", "abc"])) == "a"
     assert "".join(until(["ab", "cd"], ["bcd", "cd", "abcde"])) == "a"
 
@@ -480,13 +480,13 @@ def test_one_stop_string_need_not_be_in_a_list() -> None:
         (lambda m: Quantized(8, "x"), "group=x must be"),
     ],
 )
-def test_R11_an_argument_of_another_type_is_refused_in_one_line(call, message) -> None:
+def test_an_argument_of_another_type_is_refused_in_one_line(call, message) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         call(tiny_gpt2())
     assert "\n" not in str(refused.value)
 
 
-def test_R11_a_request_with_arguments_of_other_types_is_refused() -> None:
+def test_a_request_with_arguments_of_other_types_is_refused() -> None:
     model = tiny_gpt2()
     engine = Engine(model, BlockPool(3, 4, 7, 8))
     for bad in (dict(stop_tokens=5), dict(sampler="x"), dict(processors=len), dict(prompt=5)):
@@ -496,7 +496,7 @@ def test_R11_a_request_with_arguments_of_other_types_is_refused() -> None:
         Engine(model, engine.pool, max_batch="x")
 
 
-def test_R11_a_generation_that_inference_mode_began_goes_on_outside() -> None:
+def test_a_generation_that_inference_mode_began_goes_on_outside() -> None:
     sampler = Sampler(repetition_penalty=1.5)
     with torch.inference_mode():
         steps = generate(MODEL, [[5, 6]], 6, sampler)
@@ -510,7 +510,7 @@ def test_as_much_is_reserved_as_may_be_said_up_to_a_limit() -> None:
     assert len(list(steps)) == 1
 
 
-def test_P13_a_prompt_may_be_a_tensor_of_one_row() -> None:
+def test_a_prompt_may_be_a_tensor_of_one_row() -> None:
     model, ids = tiny_gpt2(), token_ids(1, 5)[0]
     want = complete(generate(model, [ids.tolist()], 4, GREEDY))
     for prompts in (ids, [ids], ids[None]):

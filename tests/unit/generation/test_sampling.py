@@ -70,7 +70,7 @@ def test_the_order_is_penalty_temperature_top_k_top_p() -> None:
     torch.testing.assert_close(sampler.logits(logits, seen_mask(idx)), want)
 
 
-def test_G9_the_penalty_never_makes_a_token_more_likely() -> None:
+def test_the_penalty_never_makes_a_token_more_likely() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5, -3.0]])
     before = logits.softmax(-1)
     for token in range(4):
@@ -82,13 +82,13 @@ def test_G9_the_penalty_never_makes_a_token_more_likely() -> None:
         assert (wrong[0, token] > before[0, token]) == (logits[0, token] < 0)
 
 
-def test_G10_every_row_is_penalised_for_its_own_tokens() -> None:
+def test_every_row_is_penalised_for_its_own_tokens() -> None:
     logits = torch.ones(2, 5)
     out = apply_repetition_penalty(logits, seen_mask(torch.tensor([[1], [3]]), 5), 2.0)
     assert out.tolist() == [[1, 0.5, 1, 1, 1], [1, 1, 1, 0.5, 1]]
 
 
-def test_G14_top_p_is_the_smallest_set_that_reaches_p() -> None:
+def test_top_p_is_the_smallest_set_that_reaches_p() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log().float()
     for p, kept in ((0.4, 1), (0.51, 2), (0.79, 2), (0.81, 3), (1e-6, 1)):
         assert keep_top_p(logits, p).isfinite().sum() == kept
@@ -108,12 +108,12 @@ def test_G14_top_p_is_the_smallest_set_that_reaches_p() -> None:
         ({"repetition_penalty": 0.0}, r"repetition_penalty=0\.0"),
     ],
 )
-def test_G13_bad_values_are_refused(arguments: dict, message: str) -> None:
+def test_bad_values_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampler(**arguments)
 
 
-def test_G13_temperature_zero_is_greedy_and_top_k_is_clamped() -> None:
+def test_temperature_zero_is_greedy_and_top_k_is_clamped() -> None:
     logits = random_logits(3)
     seen, u = torch.zeros(3, 41, dtype=torch.bool), torch.full((3,), 0.999)
     assert torch.equal(GREEDY(logits, seen, u), logits.argmax(-1))

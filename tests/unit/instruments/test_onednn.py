@@ -98,7 +98,7 @@ def test_what_it_cannot_do_is_refused() -> None:
 # ------------------------------------------------------------------------------ packed weights
 
 
-def test_C2_bfloat16_is_packed_or_refused_in_one_line(monkeypatch) -> None:
+def test_bfloat16_is_packed_or_refused_in_one_line(monkeypatch) -> None:
     for supported in (multiplies(torch.bfloat16), False):  # what torch says here, and elsewhere
         monkeypatch.setattr(
             torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda yes=supported: yes
@@ -112,7 +112,7 @@ def test_C2_bfloat16_is_packed_or_refused_in_one_line(monkeypatch) -> None:
         Packed(torch.ones(4, 8), 1)  # float32 goes on
 
 
-def test_C1_oneDNN_multiplies_what_it_says_it_does() -> None:
+def test_oneDNN_multiplies_what_it_says_it_does() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones(2, 32, dtype=dtype)
         if multiplies(dtype):

@@ -25,7 +25,7 @@ def _close_figures():
     plt.close("all")
 
 
-def test_G27_the_drawn_map_is_the_attention_of_that_head() -> None:
+def test_the_drawn_map_is_the_attention_of_that_head() -> None:
     model, tokenizer = load_shipped()
     text = "Return the number"
     ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer.encode(text)]])
@@ -38,7 +38,7 @@ def test_G27_the_drawn_map_is_the_attention_of_that_head() -> None:
         assert len(labels) == ids.shape[1] and labels[1] == "Return"
 
 
-def test_G27_a_layer_or_head_that_is_not_there_is_refused() -> None:
+def test_a_layer_or_head_that_is_not_there_is_refused() -> None:
     model, tokenizer = load_shipped()
     with pytest.raises(ValueError, match=r"layer=999 is not in 0 \.\.\. 7"):
         visualize_attention(model, tokenizer, "x", layer=999)

@@ -49,7 +49,7 @@ def test_recorded_weights_hold_no_graph() -> None:
     assert not any(layer[0].requires_grad for layer in maps)
 
 
-def test_Q29_hidden_states_before_and_after_the_last_norm() -> None:
+def test_hidden_states_before_and_after_the_last_norm() -> None:
     for model in (tiny_qwen2(), tiny_gpt2()):
         idx = token_ids(2, 9)
         backbone = model.backbone
@@ -107,7 +107,7 @@ def test_saved_bytes_are_counted_once_and_without_the_parameters() -> None:
     assert len(saved) == 2  # nothing is counted behind the block
 
 
-def test_P13_hidden_states_may_keep_their_gradients() -> None:
+def test_hidden_states_may_keep_their_gradients() -> None:
     model, idx = tiny_qwen2(), token_ids(1, 5)
     with record_hidden_states(model, detach=False) as states:
         model(idx).sum().backward(inputs=list(model.parameters()))

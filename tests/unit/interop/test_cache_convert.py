@@ -478,7 +478,7 @@ class Foreign:
 @pytest.mark.parametrize("library", [np.from_dlpack, Foreign], ids=["numpy", "bytes"])
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "growing"), ("qwen2, W = 4", "by window")])
 @histories
-def test_P9_keys_and_values_go_out_and_come_back(name, kind, library, order, history) -> None:
+def test_keys_and_values_go_out_and_come_back(name, kind, library, order, history) -> None:
     """Bitwise, padding too, also by a library that forgets strides (K2)."""
     model = MODELS[name]
     cache, rows = filled(name, kind, history)
@@ -499,7 +499,7 @@ def test_P9_keys_and_values_go_out_and_come_back(name, kind, library, order, his
     )
 
 
-def test_P9_a_permuted_view_is_what_the_other_library_misreads() -> None:
+def test_a_permuted_view_is_what_the_other_library_misreads() -> None:
     """The order of K2: handed over first and permuted there, or permuted and not laid out anew."""
     x = torch.arange(24.0).view(1, 2, 3, 4)
     view = x.transpose(1, 2)
@@ -508,7 +508,7 @@ def test_P9_a_permuted_view_is_what_the_other_library_misreads() -> None:
     assert torch.equal(torch.from_dlpack(Foreign(view.contiguous())), view)
 
 
-def test_P9_what_is_no_array_is_refused() -> None:
+def test_what_is_no_array_is_refused() -> None:
     k = np.zeros((1, 2, 3, 4))
     with pytest.raises(ValueError, match="layer 0 holds a list, which does not speak DLPack"):
         from_arrays([([0.0], [0.0])])

@@ -35,7 +35,7 @@ def test_the_two_gelus_differ_by_less_than_their_docstring_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu", "silu"])
-def test_G21_the_config_decides_the_activation(name: str, tmp_path) -> None:
+def test_the_config_decides_the_activation(name: str, tmp_path) -> None:
     twin = tiny_hf(activation_function=name)
     twin.save_pretrained(tmp_path / "m")
     ours = from_pretrained(tmp_path / "m")
@@ -44,7 +44,7 @@ def test_G21_the_config_decides_the_activation(name: str, tmp_path) -> None:
     assert ours.config.activation == name
 
 
-def test_G21_the_default_is_the_tanh_gelu_of_gpt2() -> None:
+def test_the_default_is_the_tanh_gelu_of_gpt2() -> None:
     assert GPT2Config().activation == "gelu_new"
     default, exact = tiny_gpt2(), tiny_gpt2(activation="gelu")
     idx = token_ids(2, 12)

@@ -68,7 +68,7 @@ def test_it_normalises_and_eps_stands_inside_the_root() -> None:
     torch.testing.assert_close(layer_norm(tiny, one, zero, 1e-5)[0].item(), inside)
 
 
-def test_G26_half_precision_is_computed_in_float32() -> None:
+def test_half_precision_is_computed_in_float32() -> None:
     x = (torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 300).half()
     one, zero = torch.ones(64).half(), torch.zeros(64).half()
     y = layer_norm(x, one, zero)

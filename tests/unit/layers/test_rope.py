@@ -400,7 +400,7 @@ def test_dynamic_keys_of_a_cache_were_turned_by_an_older_base() -> None:
 # The module
 
 
-def test_Q9_positions_in_any_order_and_of_any_size() -> None:
+def test_positions_in_any_order_and_of_any_size() -> None:
     """A table as long as the keys ends too early: 100003 is far beyond the 7 tokens here."""
     rotary = RotaryEmbedding(10)
     cos, sin = rotary(POSITIONS, torch.float64)
@@ -412,7 +412,7 @@ def test_Q9_positions_in_any_order_and_of_any_size() -> None:
     torch.testing.assert_close(cos[1, 0, 6, 0], torch.tensor(100_003.0).double().cos())
 
 
-def test_Q10_positions_257_and_258_in_bfloat16() -> None:
+def test_positions_257_and_258_in_bfloat16() -> None:
     """bfloat16 would make them 256 and 258; the module casts nothing, whatever is done to it."""
     rotary = RotaryEmbedding(10).to(torch.bfloat16)
     positions = torch.tensor([[256, 257, 258]])
@@ -425,7 +425,7 @@ def test_Q10_positions_257_and_258_in_bfloat16() -> None:
         assert torch.equal(rotary(positions, torch.bfloat16)[0], cos)
 
 
-def test_Q11_the_module_holds_no_tensor() -> None:
+def test_the_module_holds_no_tensor() -> None:
     rotary = RotaryEmbedding(64, scaling=SCALINGS[2])
     rotary(torch.arange(1000)[None], torch.float32)
     assert not list(rotary.parameters()) and not list(rotary.buffers())
@@ -434,7 +434,7 @@ def test_Q11_the_module_holds_no_tensor() -> None:
 
 
 @pytest.mark.parametrize("scaling", [None, *SCALINGS], ids=str)
-def test_Q12_a_module_made_on_the_meta_device_works(scaling: RopeScaling | None) -> None:
+def test_a_module_made_on_the_meta_device_works(scaling: RopeScaling | None) -> None:
     with torch.device("meta"):
         rotary = RotaryEmbedding(16, scaling=scaling)
     rotary.to_empty(device="cpu")

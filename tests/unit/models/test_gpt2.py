@@ -12,7 +12,7 @@ from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config, GPT2LMHeadModel
 
 
-def test_G5_left_padding_counts_positions_from_the_first_real_token() -> None:
+def test_left_padding_counts_positions_from_the_first_real_token() -> None:
     model, idx = tiny_gpt2(), token_ids(2, 9)
     mask = torch.tensor([[0] * 4 + [1] * 9] * 2)
     padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), idx], dim=1)
@@ -53,12 +53,12 @@ def test_keep_computes_the_chosen_logits_alone() -> None:
     torch.testing.assert_close(model(idx, keep=slice(-1, None)), model(idx)[:, -1:])
 
 
-def test_G12_a_stop_token_outside_the_vocabulary_is_refused() -> None:
+def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="eos_token_id=50256 is not below vocab_size=50000"):
         GPT2Config(vocab_size=50000, bos_token_id=None)
 
 
-def test_G16_no_buffer_travels_with_the_weights() -> None:
+def test_no_buffer_travels_with_the_weights() -> None:
     model = tiny_gpt2()
     assert list(model.buffers()) == []
     assert not [name for name in model.state_dict() if name.endswith(".attn.bias")]
@@ -66,7 +66,7 @@ def test_G16_no_buffer_travels_with_the_weights() -> None:
     other.load_state_dict(model.state_dict())
 
 
-def test_G22_tied_weight_is_drawn_once_and_residual_projections_start_smaller() -> None:
+def test_tied_weight_is_drawn_once_and_residual_projections_start_smaller() -> None:
     torch.manual_seed(3)
     config = GPT2Config(**{**TINY, "n_embd": 64, "n_layer": 8, "vocab_size": 997})
     model = GPT2LMHeadModel(config)
@@ -81,7 +81,7 @@ def test_G22_tied_weight_is_drawn_once_and_residual_projections_start_smaller() 
             assert (tensor == 0).all()
 
 
-def test_G24_width_and_heads_are_checked_in_the_config() -> None:
+def test_width_and_heads_are_checked_in_the_config() -> None:
     with pytest.raises(ValueError, match="n_embd=28 is not a multiple of n_head=3"):
         GPT2Config(**{**TINY, "n_head": 3})
 
@@ -102,7 +102,7 @@ def test_bad_configs_are_refused_with_name_and_value(change: dict, message: str)
         GPT2Config(**{**TINY, **change})
 
 
-def test_G32_nothing_can_untie_the_head() -> None:
+def test_nothing_can_untie_the_head() -> None:
     model, idx = tiny_gpt2(), token_ids(1, 5)
     fresh = tiny_gpt2(seed=1)
     fresh.load_state_dict(model.state_dict(), assign=True)
@@ -115,7 +115,7 @@ def test_G32_nothing_can_untie_the_head() -> None:
     assert not any("lm_head" in name for name in names)
 
 
-def test_G15_a_sequence_beyond_the_positions_is_refused() -> None:
+def test_a_sequence_beyond_the_positions_is_refused() -> None:
     model = tiny_gpt2()
     with pytest.raises(ValueError, match="65 tokens, but block_size=64"):
         model(token_ids(1, 65))

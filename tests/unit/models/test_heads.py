@@ -122,7 +122,7 @@ def test_packed_documents_are_labelled_as_they_are_alone(kind: str) -> None:
 # ------------------------------------------------------------------------------------ the museum
 
 
-def test_Q17_the_last_token_is_not_the_one_before_the_first_padding_id() -> None:
+def test_the_last_token_is_not_the_one_before_the_first_padding_id() -> None:
     def historic(idx: Tensor) -> list[int]:
         """(first padding id - 1) modulo length."""
         return (((idx == 0).int().argmax(dim=1) - 1) % idx.shape[1]).tolist()
@@ -137,7 +137,7 @@ def test_Q17_the_last_token_is_not_the_one_before_the_first_padding_id() -> None
     assert last_token(columns, positions=positions).item() == 5.0
 
 
-def test_Q18_embeddings_are_pooled_like_ids() -> None:
+def test_embeddings_are_pooled_like_ids() -> None:
     model = classifier("qwen2")
     idx, positions, _ = padded_ids(PADDINGS["right"])
     embeddings = model.backbone.embed_tokens(idx)
@@ -152,14 +152,14 @@ def test_Q18_embeddings_are_pooled_like_ids() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool]
 )
-def test_Q20_whole_numbers_of_any_dtype_are_classes(dtype: torch.dtype) -> None:
+def test_whole_numbers_of_any_dtype_are_classes(dtype: torch.dtype) -> None:
     logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([1, 0, 0, 1])
     want = nn.functional.cross_entropy(logits, labels)
     torch.testing.assert_close(classification_loss(logits, labels.to(dtype)), want)
 
 
-def test_Q21_the_hidden_states_of_a_token_classifier_are_at_hand() -> None:
+def test_the_hidden_states_of_a_token_classifier_are_at_hand() -> None:
     """The historic result was a tuple cut at a fixed place, and the states fell off."""
     model = large_(TokenClassifier(backbone("qwen2"), 3))
     idx, positions, _ = padded_ids(PADDINGS["left"])
@@ -218,7 +218,7 @@ def test_the_head_starts_small_and_where_the_backbone_is(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_G30_no_label_gives_zero_loss_and_zero_gradient(kind: str) -> None:
+def test_no_label_gives_zero_loss_and_zero_gradient(kind: str) -> None:
     model = classifier(kind)
     idx, positions, _ = padded_ids(PADDINGS["left"])
     nothing = torch.full((2,), IGNORE)
@@ -228,7 +228,7 @@ def test_G30_no_label_gives_zero_loss_and_zero_gradient(kind: str) -> None:
     assert all((p.grad == 0).all() for p in model.parameters())
 
 
-def test_G30_an_empty_batch_costs_nothing() -> None:
+def test_an_empty_batch_costs_nothing() -> None:
     for problem_type in LOSSES:
         logits = torch.zeros(0, 3, requires_grad=True)
         labels = torch.zeros(0).long() if problem_type.startswith("single") else torch.zeros(0, 3)

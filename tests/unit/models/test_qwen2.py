@@ -69,12 +69,12 @@ def visible_keys(model: Qwen2ForCausalLM, idx: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 12, 40])
-def test_Q2_a_window_counts_the_query_itself(window: int) -> None:
+def test_a_window_counts_the_query_itself(window: int) -> None:
     model = tiny_qwen2(sliding_window=window, max_window_layers=0)
     assert visible_keys(model, token_ids(1, 12)) == [min(window, 12)] * 3
 
 
-def test_Q3_layers_from_max_window_layers_on_slide() -> None:
+def test_layers_from_max_window_layers_on_slide() -> None:
     idx = token_ids(1, 12)
     upper = tiny_qwen2(n_layer=4, sliding_window=4, max_window_layers=2)
     lower = tiny_qwen2(n_layer=4, sliding_window=4, layer_types=(SLIDING, SLIDING, FULL, FULL))
@@ -86,7 +86,7 @@ def test_Q3_layers_from_max_window_layers_on_slide() -> None:
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
 @torch.no_grad()
-def test_Q4_a_window_a_cache_and_left_padding_do_not_leak_between_rows(kind: str) -> None:
+def test_a_window_a_cache_and_left_padding_do_not_leak_between_rows(kind: str) -> None:
     model = tiny_qwen2(sliding_window=4, max_window_layers=0)
     use_attention_(model, kind)
     rows = [token_ids(11).tolist(), token_ids(6, seed=2).tolist()]
@@ -99,7 +99,7 @@ def test_Q4_a_window_a_cache_and_left_padding_do_not_leak_between_rows(kind: str
     assert torch.equal(fed[1, 5:], again[1, 5:])
 
 
-def test_Q5_the_switch_turns_the_window_off() -> None:
+def test_the_switch_turns_the_window_off() -> None:
     on = config_to_dict(Qwen2Config(**QWEN2, sliding_window=4, max_window_layers=0))
     old = {k: v for k, v in on.items() if k not in ("layer_types", "max_window_layers")}
     assert config_from_dict({**old, "max_window_layers": 1}).windows == [None, 4, 4]
@@ -111,7 +111,7 @@ def test_Q5_the_switch_turns_the_window_off() -> None:
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
 @torch.no_grad()
-def test_Q6_attention_weights_come_out_of_any_kind(kind: str) -> None:
+def test_attention_weights_come_out_of_any_kind(kind: str) -> None:
     model, idx = tiny_qwen2(), token_ids(2, 9)
     use_attention_(model, kind)
     before = model(idx)
@@ -124,7 +124,7 @@ def test_Q6_attention_weights_come_out_of_any_kind(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
 @pytest.mark.parametrize("window", [None, 3])
-def test_Q7_every_kind_reads_a_static_cache_with_unused_slots(kind: str, window) -> None:
+def test_every_kind_reads_a_static_cache_with_unused_slots(kind: str, window) -> None:
     slides = {} if window is None else {"sliding_window": window, "max_window_layers": 1}
     model, idx = tiny_qwen2(**slides), token_ids(2, 12)
     want = model(idx)
@@ -137,7 +137,7 @@ def test_Q7_every_kind_reads_a_static_cache_with_unused_slots(kind: str, window)
     torch.testing.assert_close(torch.cat(parts, dim=1), want, atol=5e-5, rtol=0)
 
 
-def test_Q8_recording_with_a_static_cache_loses_no_argument() -> None:
+def test_recording_with_a_static_cache_loses_no_argument() -> None:
     model, idx = tiny_qwen2(), token_ids(2, 8)
     cache = StaticCache(3, capacity=16)
     with torch.no_grad(), record_attention(model) as maps:
@@ -151,7 +151,7 @@ def test_Q8_recording_with_a_static_cache_loses_no_argument() -> None:
         assert (got[1][..., 8:] == 0).all()
 
 
-def test_Q9_positions_may_be_anything() -> None:
+def test_positions_may_be_anything() -> None:
     model, idx = tiny_qwen2(block_size=16), token_ids(1, 6)
     twin = hf_twin(model)
     for positions in ([7, 8, 9, 40, 41, 300], [100000, 100001, 100002, 100003, 100004, 100005]):
@@ -163,7 +163,7 @@ def test_Q9_positions_may_be_anything() -> None:
     torch.testing.assert_close(mixed, straight[:, order], atol=5e-5, rtol=0)
 
 
-def test_Q12_a_model_from_the_meta_device_is_whole() -> None:
+def test_a_model_from_the_meta_device_is_whole() -> None:
     want, idx = tiny_qwen2(), token_ids(2, 9)
     with torch.device("meta"):
         skeleton = Qwen2ForCausalLM(want.config)
@@ -174,7 +174,7 @@ def test_Q12_a_model_from_the_meta_device_is_whole() -> None:
     assert torch.equal(emptied.eval()(idx), want(idx))
 
 
-def test_Q13_Q15_a_forward_returns_logits_and_writes_the_cache_that_it_was_given() -> None:
+def test_a_forward_returns_logits_and_writes_the_cache_that_it_was_given() -> None:
     model, idx = tiny_qwen2(), token_ids(2, 6)
     cache = GrowingCache(3)
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_Q13_Q15_a_forward_returns_logits_and_writes_the_cache_that_it_was_given
 
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
-def test_Q23_strong_negative_scores_in_half_precision_give_no_nan(kind: str) -> None:
+def test_strong_negative_scores_in_half_precision_give_no_nan(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     q = (torch.randn(2, 6, 5, 8, generator=generator) * 40).half()
     k, v = (-q[:, ::3]).clone(), torch.randn(2, 2, 5, 8, generator=generator).half()
@@ -199,7 +199,7 @@ def test_Q23_strong_negative_scores_in_half_precision_give_no_nan(kind: str) -> 
     torch.testing.assert_close(out.double(), want, atol=5e-3, rtol=0)
 
 
-def test_Q24_float64_stays_float64() -> None:
+def test_float64_stays_float64() -> None:
     x = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(rms_norm, (x, weight))
@@ -216,14 +216,14 @@ def test_Q24_float64_stays_float64() -> None:
     assert error(model(idx), whole) < 1e-12
 
 
-def test_Q25_key_heads_must_divide_the_heads() -> None:
+def test_key_heads_must_divide_the_heads() -> None:
     with pytest.raises(ValueError, match="n_head=6 is not a multiple of n_kv_head=4"):
         Qwen2Config(**{**QWEN2, "n_kv_head": 4})
     with pytest.raises(ValueError, match="n_embd=47 is not a multiple of n_head=6"):
         Qwen2Config(**{**QWEN2, "n_embd": 47})
 
 
-def test_Q26_generation_feeds_each_token_once() -> None:
+def test_generation_feeds_each_token_once() -> None:
     model = tiny_qwen2()
     fed = []
     model.model.register_forward_pre_hook(lambda module, args: fed.append(args[0].shape))
@@ -238,7 +238,7 @@ def test_Q26_generation_feeds_each_token_once() -> None:
         torch.testing.assert_close(model(idx, cache=GrowingCache(3)), model(idx))
 
 
-def test_Q27_logits_only_where_they_are_wanted() -> None:
+def test_logits_only_where_they_are_wanted() -> None:
     model, idx = tiny_qwen2(), token_ids(2, 9)
     whole = model(idx)
     for keep in (slice(-1, None), slice(2, 5), torch.tensor([0, 7])):
@@ -249,7 +249,7 @@ def test_Q27_logits_only_where_they_are_wanted() -> None:
     assert rows == [(2, 1, 48)]  # the others were never computed
 
 
-def test_Q28_no_layer_needs_to_know_its_number() -> None:
+def test_no_layer_needs_to_know_its_number() -> None:
     model, idx = tiny_qwen2(), token_ids(1, 6)
     attention = model.model.layers[1].self_attn
     x = model.model.embed_tokens(idx)
@@ -263,7 +263,7 @@ def test_Q28_no_layer_needs_to_know_its_number() -> None:
         model(idx, cache=GrowingCache(2))
 
 
-def test_Q30_masks_are_checked_before_they_are_used() -> None:
+def test_masks_are_checked_before_they_are_used() -> None:
     model, idx = tiny_qwen2(), token_ids(2, 5)
     good = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     want = model(idx, positions=positions_from_mask(good))
@@ -290,7 +290,7 @@ def prefix_mask(B: int, T: int, prefix: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
 @torch.no_grad()
-def test_Q30_a_mask_of_four_dimensions_restricts_every_kind_as_in_transformers(kind) -> None:
+def test_a_mask_of_four_dimensions_restricts_every_kind_as_in_transformers(kind) -> None:
     model, idx = tiny_qwen2(), token_ids(2, 9)
     allowed = prefix_mask(2, 9, 3)
     additive = torch.zeros(2, 1, 9, 9).masked_fill(
@@ -322,7 +322,7 @@ def test_Q30_a_mask_of_four_dimensions_restricts_every_kind_as_in_transformers(k
     assert (maps[0][0][:, :, 7, 3:6] == 0).all()
 
 
-def test_Q30_bad_masks_of_four_dimensions_are_refused() -> None:
+def test_bad_masks_of_four_dimensions_are_refused() -> None:
     model, idx = tiny_qwen2(), token_ids(2, 5)
     for bad in (torch.ones(2, 1, 5, 5), torch.full((2, 1, 5, 5), -10000.0)):
         with pytest.raises(ValueError, match="0 and the most negative number"):
@@ -347,7 +347,7 @@ def test_Q30_bad_masks_of_four_dimensions_are_refused() -> None:
     ("make", "embedding"),
     [(tiny_gpt2, "transformer.wte.weight"), (tiny_qwen2, "model.embed_tokens.weight")],
 )
-def test_P13_embeddings_may_be_given_instead_of_tokens(make, embedding: str) -> None:
+def test_embeddings_may_be_given_instead_of_tokens(make, embedding: str) -> None:
     model, idx = make(), token_ids(2, 9)
     C, table = model.config.n_embd, dict(model.named_parameters())[embedding]
     x = table[idx]
@@ -548,7 +548,7 @@ def test_difference_from_transformers_the_padding_row_of_the_embedding_learns() 
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_P13_two_replacements_let_torch_func_take_a_gradient_for_each_example() -> None:
+def test_two_replacements_let_torch_func_take_a_gradient_for_each_example() -> None:
     model, idx = tiny_qwen2(), token_ids(3, 7)
     for module in model.modules():
         if isinstance(module, RMSNorm):

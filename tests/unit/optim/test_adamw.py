@@ -206,7 +206,7 @@ def test_decay_alone() -> None:
     assert got == pytest.approx([2.0 * 0.95**t for t in range(1, 11)], rel=1e-13)
 
 
-def test_L16_decay_is_no_L2_penalty() -> None:
+def test_decay_is_no_L2_penalty() -> None:
     """A penalty would be divided by the gradient's size; the decay is not."""
     for size in (1.0, 1000.0):
         (with_decay,) = stepped(2.0, [size], lr=0.1, weight_decay=0.5)
@@ -223,7 +223,7 @@ def test_the_decay_comes_before_the_step() -> None:
     assert after == pytest.approx(0.5 * 1.0 - 0.5)  # after the step it would be 0.25
 
 
-def test_L7_eps_is_added_after_the_bias_correction() -> None:
+def test_eps_is_added_after_the_bias_correction() -> None:
     grad, eps, lr = 1e-6, 1e-6, 5e-3
     (inside,) = stepped(0.0, [grad], lr=lr, eps=eps)
     assert inside == pytest.approx(-lr * grad / (grad + eps), rel=1e-12)
@@ -231,7 +231,7 @@ def test_L7_eps_is_added_after_the_bias_correction() -> None:
     assert outside < 0.1 * -inside
 
 
-def test_L8_steps_are_counted_per_parameter() -> None:
+def test_steps_are_counted_per_parameter() -> None:
     first, late = (nn.Parameter(torch.zeros(1, dtype=F64)) for _ in range(2))
     optimizer = AdamW([first, late], lr=0.01, weight_decay=0.0)
     for t in range(1, 11):
@@ -477,7 +477,7 @@ BAD = {
 @pytest.mark.parametrize("kernel", [{}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("had_steps", [False, True])
 @pytest.mark.parametrize("kind", BAD)
-def test_L9_a_bad_gradient_in_the_last_place_changes_nothing(kind, had_steps, kernel) -> None:
+def test_a_bad_gradient_in_the_last_place_changes_nothing(kind, had_steps, kernel) -> None:
     params = parameters(torch.float32, ((5, 3), (2, 2), (4,), (7,)))
     optimizer = AdamW([{"params": params[:2]}, {"params": params[2:]}], weight_decay=0.5, **kernel)
     if had_steps:
@@ -544,7 +544,7 @@ def test_bad_options_are_refused_by_name(options: dict, message: str) -> None:
     assert len(optimizer.param_groups) == 1
 
 
-def test_L14_a_typo_is_refused() -> None:
+def test_a_typo_is_refused() -> None:
     with pytest.raises(TypeError, match="weigth_decay"):
         AdamW(parameters(), weigth_decay=0.1)
     with pytest.raises(ValueError, match=r"^'weigth_decay' is no option of AdamW, which has \['be"):
@@ -556,7 +556,7 @@ def test_L14_a_typo_is_refused() -> None:
         AdamW([])
 
 
-def test_L16_complex_parameters_are_refused_at_once() -> None:
+def test_complex_parameters_are_refused_at_once() -> None:
     z = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     for params in ([z], [("z", z)], [{"params": z}], iter([z])):
         with pytest.raises(ValueError, match=r"torch\.complex64; AdamW takes real ones"):

@@ -243,7 +243,7 @@ def test_options_of_the_update_reach_it() -> None:
 
 
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
-def test_L1_moments_have_the_shape_of_the_projected_gradient(kind) -> None:
+def test_moments_have_the_shape_of_the_projected_gradient(kind) -> None:
     for shape, rank, basis, moments, drift in itertools.product(
         SHAPES, RANKS, BASES, MOMENTS, (None, 0.5)
     ):
@@ -270,7 +270,7 @@ def test_L1_moments_have_the_shape_of_the_projected_gradient(kind) -> None:
                 assert name not in state or state[name].shape == (size, r)
 
 
-def test_L2_rank_one_is_no_broadcast() -> None:
+def test_rank_one_is_no_broadcast() -> None:
     for shape, kind in itertools.product(SHAPES, ("left", "right")):
         p = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         optimizer = GaLore([p], rank=1, projection_type=kind, weight_decay=0.0)
@@ -280,7 +280,7 @@ def test_L2_rank_one_is_no_broadcast() -> None:
 
 
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
-def test_L3_projecting_there_and_back_is_the_closed_form(kind) -> None:
+def test_projecting_there_and_back_is_the_closed_form(kind) -> None:
     for shape, rank in itertools.product(SHAPES, (1, 3, 4, 5)):
         g = gradient(shape, 3)
         rank = min(rank, *shape)
@@ -295,7 +295,7 @@ def test_L3_projecting_there_and_back_is_the_closed_form(kind) -> None:
             torch.testing.assert_close(back, torch.from_numpy(expected), rtol=0, atol=1e-10)
 
 
-def test_L4_reverse_std_remembers_its_side_at_every_rank() -> None:
+def test_reverse_std_remembers_its_side_at_every_rank() -> None:
     for shape in ((5, 8), (8, 5), (5, 5)):
         for rank in range(1, 9):
             p = weight(shape, dtype=torch.float64)
@@ -308,7 +308,7 @@ def test_L4_reverse_std_remembers_its_side_at_every_rank() -> None:
 
 
 @pytest.mark.parametrize("gap", [1, 2, 3, 4, None])
-def test_L5_bases_are_made_in_steps_1_and_every_gap_after(gap) -> None:
+def test_bases_are_made_in_steps_1_and_every_gap_after(gap) -> None:
     p = weight(TALL)
     optimizer = GaLore([p], rank=2, update_proj_gap=gap)
     made, bases = [], [torch.zeros(4, 2)]
@@ -343,7 +343,7 @@ def worst_cosine(moments: str, basis: str) -> float:
     return min(cosines)
 
 
-def test_L6_rotated_moments_keep_their_meaning_at_a_refresh() -> None:
+def test_rotated_moments_keep_their_meaning_at_a_refresh() -> None:
     for basis in BASES:
         assert worst_cosine("rotate", basis) >= 0.9997
         assert worst_cosine("reset", basis) >= 0.9997
@@ -352,7 +352,7 @@ def test_L6_rotated_moments_keep_their_meaning_at_a_refresh() -> None:
         assert kept > 0.99 if basis == "subspace" else kept < 0.5
 
 
-def test_L7_eps_is_added_behind_the_bias_correction() -> None:
+def test_eps_is_added_behind_the_bias_correction() -> None:
     g = 1e-6 * gradient(TALL)
     for scale, kind, lr in ((1.0, "right", 0.1), (0.25, "left", 0.01)):
         p = weight(TALL, dtype=torch.float64)
@@ -369,7 +369,7 @@ def test_L7_eps_is_added_behind_the_bias_correction() -> None:
         torch.testing.assert_close(p.detach(), before - lr * scale * step, rtol=0, atol=1e-8)
 
 
-def test_L8_steps_are_counted_per_parameter() -> None:
+def test_steps_are_counted_per_parameter() -> None:
     late, early = weight(TALL, seed=1), weight(TALL, seed=2)
     optimizer = GaLore([late, early], rank=2, update_proj_gap=4)
     feed(optimizer, early, *some_gradients(early, 9))
@@ -386,7 +386,7 @@ def test_L8_steps_are_counted_per_parameter() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "sparse"])
-def test_L9_bad_gradients_are_refused_before_anything_changes(bad) -> None:
+def test_bad_gradients_are_refused_before_anything_changes(bad) -> None:
     first, last, vector = weight(TALL, seed=1), weight(WIDE, seed=2), weight((3,), seed=3)
     for refused in (last, vector):
         params = [first, last, vector]
@@ -405,7 +405,7 @@ def test_L9_bad_gradients_are_refused_before_anything_changes(bad) -> None:
         assert_same(snapshot(optimizer), before)
 
 
-def test_L10_the_state_is_tensors_and_loads_with_weights_only(tmp_path: Path) -> None:
+def test_the_state_is_tensors_and_loads_with_weights_only(tmp_path: Path) -> None:
     for kind, basis, moments, drift in itertools.product(
         PROJECTION_TYPES, BASES, MOMENTS, (None, 0.3)
     ):
@@ -429,7 +429,7 @@ def test_L10_the_state_is_tensors_and_loads_with_weights_only(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
-def test_L11_state_holds_no_more_memory_than_its_numbers(kind) -> None:
+def test_state_holds_no_more_memory_than_its_numbers(kind) -> None:
     for shape, rank, basis, moments in itertools.product(
         ((64, 24), (24, 64), (32, 32)), (1, 8), BASES, MOMENTS
     ):
@@ -449,7 +449,7 @@ def test_L11_state_holds_no_more_memory_than_its_numbers(kind) -> None:
 
 
 @pytest.mark.parametrize("basis", [*BASES, "random"])
-def test_L12_bases_are_orthonormal_in_the_precision_of_the_gradient(basis) -> None:
+def test_bases_are_orthonormal_in_the_precision_of_the_gradient(basis) -> None:
     shapes = ((40, 12), (12, 40), (20, 20))
     for shape, dtype, size in itertools.product(shapes, DTYPES, (1e-20, 1.0, 1e20)):
         p = nn.Parameter(torch.zeros(shape, dtype=dtype))
@@ -467,7 +467,7 @@ def test_L12_bases_are_orthonormal_in_the_precision_of_the_gradient(basis) -> No
 
 
 @pytest.mark.parametrize("shape", [(6, 3, 2, 2), (3, 5, 4), (2, 3, 1, 2, 2)])
-def test_L13_a_convolution_is_the_matrix_out_by_everything_else(shape) -> None:
+def test_a_convolution_is_the_matrix_out_by_everything_else(shape) -> None:
     for kind, layout in itertools.product(
         PROJECTION_TYPES, (torch.contiguous_format, torch.channels_last)
     ):
@@ -499,7 +499,7 @@ def test_L13_a_convolution_is_the_matrix_out_by_everything_else(shape) -> None:
         dict(betas=(0.9,)), dict(weight_decay=-0.1),
     ],
 )  # fmt: skip
-def test_L14_bad_options_are_refused_where_they_are_given(options) -> None:
+def test_bad_options_are_refused_where_they_are_given(options) -> None:
     (name, value), p = next(iter(options.items())), weight(TALL)
     with pytest.raises(ValueError, match=f"{name}=") as error:
         GaLore([p], **options)
@@ -512,7 +512,7 @@ def test_L14_bad_options_are_refused_where_they_are_given(options) -> None:
     assert len(optimizer.param_groups) == 1
 
 
-def test_L14_unknown_options_are_refused_by_name() -> None:
+def test_unknown_options_are_refused_by_name() -> None:
     p = weight(TALL)
     for group in ({"params": [p], "update_proj_gab": 10}, {"params": [p], "proj_type": "std"}):
         with pytest.raises(
@@ -527,7 +527,7 @@ def test_L14_unknown_options_are_refused_by_name() -> None:
     GaLore([{"params": [p], "rank": 2}])  # the rank alone is enough
 
 
-def test_L15_reset_forgets_everything() -> None:
+def test_reset_forgets_everything() -> None:
     used, unused = weight(TALL, seed=1), weight(WIDE, seed=2)
     optimizer = GaLore([used, unused], rank=2, update_proj_gap=3, projection_type="random")
     feed(optimizer, used, *some_gradients(used, 5))
@@ -543,7 +543,7 @@ def test_L15_reset_forgets_everything() -> None:
     assert unused not in optimizer.state
 
 
-def test_L16_complex_weights_are_refused_and_decay_is_no_penalty() -> None:
+def test_complex_weights_are_refused_and_decay_is_no_penalty() -> None:
     z = nn.Parameter(torch.zeros(4, 3, dtype=torch.complex64))
     for params in ([z], [("z", z)], [{"params": z}], iter([z])):
         with pytest.raises(ValueError, match="complex64; GaLore takes real ones"):

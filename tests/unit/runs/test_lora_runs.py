@@ -180,7 +180,7 @@ def test_the_digest_sees_every_number_name_and_shape(bits) -> None:
     assert frozen_digest(model)
 
 
-def test_C3_the_digest_is_the_same_on_every_processor(monkeypatch) -> None:
+def test_the_digest_is_the_same_on_every_processor(monkeypatch) -> None:
     digests = set()
     for block in (32, 64):  # rows in a block of 4-bit weights
         monkeypatch.setattr(int4, "block_rows", lambda block=block: block)

@@ -46,7 +46,7 @@ def again(tmp_path: Path) -> int:
     return main(["train", *own_text(tmp_path / "text"), "--out", str(tmp_path / "run"), *EVERY])
 
 
-def test_R8_a_text_that_changed_before_the_first_checkpoint_is_refused(tmp_path, capsys) -> None:
+def test_a_text_that_changed_before_the_first_checkpoint_is_refused(tmp_path, capsys) -> None:
     own, out = own_text(tmp_path / "text"), tmp_path / "run"
     assert main(["train", *own, "--out", str(out), *SMALL]) == 0
     (step,) = checkpoints(out)
@@ -61,7 +61,7 @@ def test_R8_a_text_that_changed_before_the_first_checkpoint_is_refused(tmp_path,
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
-def test_R9_tokens_on_disk_that_are_not_what_was_written_are_made_again(whole, tmp_path) -> None:
+def test_tokens_on_disk_that_are_not_what_was_written_are_made_again(whole, tmp_path) -> None:
     out = tmp_path / "run"
     for step in checkpoints(out):
         for file in step.iterdir():
@@ -76,7 +76,7 @@ def test_R9_tokens_on_disk_that_are_not_what_was_written_are_made_again(whole, t
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "training.json"])
-def test_R9_a_damaged_checkpoint_is_passed_over_for_the_one_before(whole, tmp_path, file) -> None:
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(whole, tmp_path, file) -> None:
     out = tmp_path / "run"
     before, newest = checkpoints(out)
     if file == "training.json":
@@ -95,7 +95,7 @@ def test_R9_a_damaged_checkpoint_is_passed_over_for_the_one_before(whole, tmp_pa
         assert again(tmp_path) == 0
 
 
-def test_R9_without_a_checkpoint_before_the_damaged_file_is_named(tmp_path, capsys) -> None:
+def test_without_a_checkpoint_before_the_damaged_file_is_named(tmp_path, capsys) -> None:
     out = ["train", *own_text(tmp_path / "text"), "--out", str(tmp_path / "run"), *SMALL]
     assert main(out) == 0
     (step,) = checkpoints(tmp_path / "run")
@@ -109,7 +109,7 @@ def test_R9_without_a_checkpoint_before_the_damaged_file_is_named(tmp_path, caps
     assert issubclass(Damaged, ValueError)
 
 
-def test_R11_the_lock_is_never_written_through_a_link(tmp_path) -> None:
+def test_the_lock_is_never_written_through_a_link(tmp_path) -> None:
     (tmp_path / "thesis").write_text("years of work")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "thesis")
@@ -127,7 +127,7 @@ def test_an_empty_folder_of_the_user_survives_a_run_that_was_refused(tmp_path) -
 
 
 @pytest.mark.parametrize("more", [[], ["--batch-size", "100000"], ["--from", "gpt2-docs"]])
-def test_R4_a_folder_with_files_of_no_run_is_left_as_it_is(more, tmp_path, capsys) -> None:
+def test_a_folder_with_files_of_no_run_is_left_as_it_is(more, tmp_path, capsys) -> None:
     out = tmp_path / "published"
     shutil.copytree(SHIPPED, out)
     (out / "chat_template.jinja").write_text("{{ messages }}")
@@ -141,7 +141,7 @@ def test_R4_a_folder_with_files_of_no_run_is_left_as_it_is(more, tmp_path, capsy
     assert {p: p.read_bytes() for p in out.rglob("*")} == before
 
 
-def test_R9_a_run_that_was_killed_before_its_recipe_goes_on(whole, tmp_path) -> None:
+def test_a_run_that_was_killed_before_its_recipe_goes_on(whole, tmp_path) -> None:
     out = tmp_path / "run"
     for path in out.iterdir():
         if path.name not in (".lock", "tokenizer.json", "tokenizer_config.json", "data"):

@@ -105,14 +105,14 @@ def test_corpora_by_name_repetition_and_path(tmp_path) -> None:
 
 
 @given(st.text("ab \n", max_size=60), st.integers(1, 20))
-def test_R6_pieces_join_to_the_text_and_none_is_much_too_long(text: str, size: int) -> None:
+def test_pieces_join_to_the_text_and_none_is_much_too_long(text: str, size: int) -> None:
     pieces = corpora.cut(text, size)
     assert "".join(pieces) == text and all(pieces)
     assert all(len(piece) < 3 * size for piece in pieces)
 
 
 @pytest.mark.parametrize("between", ["\n", " ", "\r\n", ""])
-def test_R6_a_text_without_blank_lines_is_split(tmp_path, between: str) -> None:
+def test_a_text_without_blank_lines_is_split(tmp_path, between: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(between.join(f"line{i:05}" for i in range(4000)).encode())
     documents = read_texts(path)
@@ -125,7 +125,7 @@ def test_R6_a_text_without_blank_lines_is_split(tmp_path, between: str) -> None:
     assert named[0][0] == "notes.txt#0"
 
 
-def test_R6_a_text_of_one_piece_is_refused_by_name(tmp_path) -> None:
+def test_a_text_of_one_piece_is_refused_by_name(tmp_path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("x")
     for place in (path, tmp_path):
@@ -137,7 +137,7 @@ def test_R6_a_text_of_one_piece_is_refused_by_name(tmp_path) -> None:
             read_texts(place)
 
 
-def test_R11_a_byte_order_mark_is_no_text_and_endings_have_either_case(tmp_path) -> None:
+def test_a_byte_order_mark_is_no_text_and_endings_have_either_case(tmp_path) -> None:
     (tmp_path / "a.TXT").write_bytes(b"\xef\xbb\xbffirst \xef\xbb\xbf kept")
     (tmp_path / "b.Markdown").write_text("second")
     (tmp_path / "c.tex").write_text("third")
@@ -146,7 +146,7 @@ def test_R11_a_byte_order_mark_is_no_text_and_endings_have_either_case(tmp_path)
     assert texts == {"a.TXT#0": "first \ufeff kept", "b.Markdown#0": "second", "c.tex#0": "third"}
 
 
-def test_P5_without_an_end_token_there_is_no_token_file_but_there_are_pieces(tmp_path) -> None:
+def test_without_an_end_token_there_is_no_token_file_but_there_are_pieces(tmp_path) -> None:
     backend = tokenizers.Tokenizer.from_str(TOKENIZER.backend.to_str())
     backend.post_processor = None
     endless = Tokenizer(backend)
@@ -266,7 +266,7 @@ def test_sequential_batches_hold_every_target_once(tokens) -> None:
     assert seen == np.asarray(tokens.tokens[1:]).tolist()
 
 
-def test_G6_padding_is_marked_from_the_true_length() -> None:
+def test_padding_is_marked_from_the_true_length() -> None:
     for side in ("left", "right"):
         batch = padded_batch([[5, 6], [7, 8, 9]], pad_token_id=0, side=side)
         assert (batch.positions >= 0).sum(1).tolist() == [2, 3]

@@ -227,7 +227,7 @@ def pair(request, tmp):
     return both(request.param, tmp)
 
 
-def test_P3_P5_P12_ids_and_texts_are_those_of_transformers(pair) -> None:
+def test_ids_and_texts_are_those_of_transformers(pair) -> None:
     _, ours, theirs = pair
     assert ours.eos_token_id == theirs.eos_token_id
     for text in [*SAMPLES, TEXTS[0]]:
@@ -241,7 +241,7 @@ def test_P3_P5_P12_ids_and_texts_are_those_of_transformers(pair) -> None:
     assert ours.encode_batch(SAMPLES, special=True) == [ours.encode(t, True) for t in SAMPLES]
 
 
-def test_P2_an_id_without_a_token_has_no_text(pair) -> None:
+def test_an_id_without_a_token_has_no_text(pair) -> None:
     _, ours, theirs = pair
     ids = ours.encode("the list 😀")
     padded = [ours.vocab_size, *ids[:3], ours.vocab_size + 100, *ids[3:], 151_935]
@@ -277,7 +277,7 @@ def test_any_text_gives_the_ids_of_transformers(tmp, text: str, chosen) -> None:
     ],
     ids=str,
 )
-def test_P5_special_tokens_that_only_the_settings_name(tmp_path, make, beside) -> None:
+def test_special_tokens_that_only_the_settings_name(tmp_path, make, beside) -> None:
     folder = make(tmp_path / "m")
     change(folder, "tokenizer_config.json", **beside)
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
@@ -290,7 +290,7 @@ def test_P5_special_tokens_that_only_the_settings_name(tmp_path, make, beside) -
 @pytest.mark.parametrize("messages", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("make", [qwen2, older, oldest, headers])
-def test_P8_a_chat_is_that_of_transformers(tmp_path, make, name: str, messages) -> None:
+def test_a_chat_is_that_of_transformers(tmp_path, make, name: str, messages) -> None:
     make(tmp_path / "m", TEMPLATES[name])
     ours, theirs = Tokenizer.load(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
     for prompt in (True, False):
@@ -306,7 +306,7 @@ def test_P8_a_chat_is_that_of_transformers(tmp_path, make, name: str, messages) 
         assert ours.chat(messages, prompt) == wanted
 
 
-def test_P8_what_a_template_may_not_do(tmp_path, monkeypatch) -> None:
+def test_what_a_template_may_not_do(tmp_path, monkeypatch) -> None:
     bad = {
         "{{ messages.append(1) }}": "unsafe",
         "{{ ''.__class__.__mro__ }}": "unsafe",
@@ -381,7 +381,7 @@ def test_transformers_reads_our_own_tokenizers(tmp_path, family: str, reader) ->
     assert [again.start(t) for t in SAMPLES] == [made.start(t) for t in SAMPLES]
 
 
-def test_P6_a_normalizer_rewrites_the_text_first(tmp_path) -> None:
+def test_a_normalizer_rewrites_the_text_first(tmp_path) -> None:
     ours = Tokenizer.load(qwen2(tmp_path / "m"))
     assert ours.decode(ours.encode("e\u0301")) == "é"
     plain = Tokenizer.load(gpt2(tmp_path / "n"))
@@ -394,7 +394,7 @@ def change(folder: Path, name: str, **values) -> None:
     (folder / name).write_text(json.dumps(made))
 
 
-def test_R2_truncation_and_padding_of_a_file_are_off(tmp_path) -> None:
+def test_truncation_and_padding_of_a_file_are_off(tmp_path) -> None:
     folder = gpt2(tmp_path / "m")
     whole = [Tokenizer.load(folder).encode(text) for text in TEXTS[:3]]
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -409,7 +409,7 @@ def test_R2_truncation_and_padding_of_a_file_are_off(tmp_path) -> None:
     assert again["truncation"]["max_length"] == 10
 
 
-def test_R2_dropout_is_refused(tmp_path) -> None:
+def test_dropout_is_refused(tmp_path) -> None:
     folder = gpt2(tmp_path / "m")
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     change(folder, "tokenizer.json", model={**model, "dropout": 0.1})
@@ -436,7 +436,7 @@ DAMAGE = [
 @pytest.mark.parametrize(
     "file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 )
-def test_R10_a_damaged_file_is_one_line_that_names_it(tmp_path, file: str) -> None:
+def test_a_damaged_file_is_one_line_that_names_it(tmp_path, file: str) -> None:
     folder = oldest(tmp_path / "m")
     whole = (folder / file).read_bytes()
     cuts = [whole[: len(whole) * i // 12] for i in range(12)]
@@ -469,7 +469,7 @@ def paths(value, path=()):
         (oldest, "added_tokens.json"),
     ],
 )
-def test_R10_odd_values_anywhere_are_refused_or_harmless(tmp_path, make, file: str) -> None:
+def test_odd_values_anywhere_are_refused_or_harmless(tmp_path, make, file: str) -> None:
     folder = make(tmp_path / "m")
     whole = (folder / file).read_text()
     refused = tried = 0
@@ -499,7 +499,7 @@ def outcome(folder: Path) -> str:
     return ""
 
 
-def test_R10_two_tokens_with_one_id_and_ids_that_are_not_kept(tmp_path) -> None:
+def test_two_tokens_with_one_id_and_ids_that_are_not_kept(tmp_path) -> None:
     folder = gpt2(tmp_path / "m")
     made = json.loads((folder / "tokenizer.json").read_text())
     vocab, added = made["model"]["vocab"], made["added_tokens"]

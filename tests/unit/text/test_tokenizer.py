@@ -49,7 +49,7 @@ def test_stream_gives_the_text_and_never_half_a_character(text: str) -> None:
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_G29_characters_do_not_collide_and_nothing_is_padding_by_accident() -> None:
+def test_characters_do_not_collide_and_nothing_is_padding_by_accident() -> None:
     assert ord("썐") % 50000 == 0  # the historic tokenizer made this the pad token
     seen = {tuple(TOKENIZER.encode(c)) for c in "썐😀潠\0a"}
     assert len(seen) == 5
@@ -122,7 +122,7 @@ def test_bad_input_is_refused(tmp_path) -> None:
         TOKENIZER.encode_batch("ab")
 
 
-def test_P12_any_token_may_end_a_text_and_names_of_tokens_are_not_learned() -> None:
+def test_any_token_may_end_a_text_and_names_of_tokens_are_not_learned() -> None:
     texts = [f"{name}{text}{name}" for name in ("<end>", "<end>x") for text in TEXTS[:5]] * 5
     made = Tokenizer.train(texts, 500, ["<end>x"], end_token="<end>")
     assert made.decode([made.eos_token_id]) == "<end>"

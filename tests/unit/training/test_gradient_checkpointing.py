@@ -10,7 +10,7 @@ from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
 
 
-def test_Q14_gradient_checkpointing_changes_no_gradient_and_writes_no_cache() -> None:
+def test_gradient_checkpointing_changes_no_gradient_and_writes_no_cache() -> None:
     for model in (tiny_qwen2(sliding_window=3, max_window_layers=1), tiny_gpt2()):
         idx, twin = token_ids(2, 9), copy.deepcopy(model)
         names = list(model.state_dict())

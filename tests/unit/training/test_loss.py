@@ -23,7 +23,7 @@ def test_targets_are_the_next_tokens() -> None:
     assert next_token_targets(torch.tensor([[5, 6, 7]])).tolist() == [[6, 7, IGNORE]]
 
 
-def test_G7_padding_is_never_a_target() -> None:
+def test_padding_is_never_a_target() -> None:
     rows = [[5, 6, 7], [8]]
     for side, want in (
         ("left", [[6, 7, IGNORE], [IGNORE, IGNORE, IGNORE]]),
@@ -36,7 +36,7 @@ def test_G7_padding_is_never_a_target() -> None:
     assert inside.tolist() == [[IGNORE, IGNORE, 7, IGNORE]]
 
 
-def test_G7_the_loss_of_a_padded_batch_is_the_loss_of_its_real_tokens() -> None:
+def test_the_loss_of_a_padded_batch_is_the_loss_of_its_real_tokens() -> None:
     model = tiny_gpt2()
     rows = [token_ids(9).tolist(), token_ids(4, seed=2).tolist()]
     batch = padded_batch(rows, 0, "right")
@@ -55,7 +55,7 @@ def test_no_target_crosses_from_one_document_to_the_next() -> None:
     assert targets.tolist() == [[6, IGNORE, 8, 9, IGNORE]]
 
 
-def test_G30_no_target_at_all_gives_zero_loss_and_zero_gradient() -> None:
+def test_no_target_at_all_gives_zero_loss_and_zero_gradient() -> None:
     model = tiny_gpt2()
     for idx, targets in (
         (token_ids(2, 1), torch.full((2, 1), IGNORE)),
@@ -326,7 +326,7 @@ def test_a_low_precision_model_sums_in_float32(dtype: torch.dtype) -> None:
         assert (a - b).norm() < 0.01 * b.norm()
 
 
-def test_G30_the_chunked_loss_of_no_target_is_zero() -> None:
+def test_the_chunked_loss_of_no_target_is_zero() -> None:
     x, weight, targets = head_inputs(2, 5, 4, 23, torch.float32)
     loss = chunked_causal_lm_loss(x, weight, torch.full_like(targets, IGNORE), 8)
     loss.backward()

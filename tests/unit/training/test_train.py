@@ -55,7 +55,7 @@ def batches_of(tokens: TokenFile, seed: int = 0) -> PackedBatches:
     return PackedBatches(tokens, batch_size=3, block_size=32, seed=seed)
 
 
-def test_G19_the_schedule_ends_where_it_says() -> None:
+def test_the_schedule_ends_where_it_says() -> None:
     config = TrainConfig(steps=30, lr=1e-3, min_lr=1e-5, warmup=5)
     rates = [learning_rate(step, config) for step in range(1, 31)]
     assert rates[:5] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3])
@@ -74,7 +74,7 @@ def test_the_schedule_equals_torch_after_the_warm_up() -> None:
         theirs.step()
 
 
-def test_G23_biases_and_norms_do_not_decay() -> None:
+def test_biases_and_norms_do_not_decay() -> None:
     model = tiny_gpt2()
     decay, none = parameter_groups(model, 0.1)
     assert decay["weight_decay"] == 0.1 and none["weight_decay"] == 0.0
@@ -137,7 +137,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights() -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
-def test_G30_a_step_without_targets_changes_nothing() -> None:
+def test_a_step_without_targets_changes_nothing() -> None:
     model = tiny_gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     batch = Batch(token_ids(2, 9), torch.full((2, 9), IGNORE))
@@ -202,7 +202,7 @@ def same_weights(a: GPT2LMHeadModel, b: GPT2LMHeadModel) -> bool:
 
 
 @pytest.mark.parametrize("stop_after", [1, 4, 7, 11])
-def test_G18_a_run_that_was_stopped_goes_on_bit_for_bit(tokens, tmp_path, stop_after) -> None:
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tokens, tmp_path, stop_after) -> None:
     whole = run(tokens, None)
     stopped = run(tokens, tmp_path, stop_after)
     assert latest_checkpoint(tmp_path).name == f"step-{stop_after:08}"

@@ -386,7 +386,7 @@ def test_the_layout_of_another_processor_is_decoded(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("N", [1, 32, 70, 130])
-def test_C3_a_layout_is_all_that_differs_between_processors(
+def test_a_layout_is_all_that_differs_between_processors(
     block: int, dtype: torch.dtype, N: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts and numbers are the same; a copy or a file goes over without a new rounding."""

@@ -23,7 +23,7 @@ MAKE = {
 
 @pytest.mark.parametrize("size", [90, 97, 110])
 @pytest.mark.parametrize("kind", MAKE)
-def test_P13_a_vocabulary_of_another_size(kind, size, tmp_path) -> None:
+def test_a_vocabulary_of_another_size(kind, size, tmp_path) -> None:
     model, idx = MAKE[kind](), token_ids(2, 7, high=90)
     twin = hf_twin(model)
     twin.resize_token_embeddings(size)
@@ -43,7 +43,7 @@ def test_P13_a_vocabulary_of_another_size(kind, size, tmp_path) -> None:
     torch.testing.assert_close(again(idx), model(idx), atol=1e-5, rtol=0)
 
 
-def test_P13_a_vocabulary_that_cannot_be_resized_is_left_alone() -> None:
+def test_a_vocabulary_that_cannot_be_resized_is_left_alone() -> None:
     model = tiny_qwen2(eos_token_id=96)
     for size, message in ((0, "vocab_size=0"), ("x", "vocab_size='x'"), (90, "eos_token_id")):
         with pytest.raises(ValueError, match=message):
@@ -54,7 +54,7 @@ def test_P13_a_vocabulary_that_cannot_be_resized_is_left_alone() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [SequenceClassifier, TokenClassifier])
 @pytest.mark.parametrize("family", [tiny_gpt2, tiny_qwen2])
-def test_R3_a_classifier_reads_another_vocabulary(family, kind, tmp_path) -> None:
+def test_a_classifier_reads_another_vocabulary(family, kind, tmp_path) -> None:
     model, idx = kind(family().backbone, 3).eval(), token_ids(2, 7)
     want = model(idx)
     resize_token_embeddings_(model, 110)
@@ -67,7 +67,7 @@ def test_R3_a_classifier_reads_another_vocabulary(family, kind, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("ids", "kept"), [(100, None), ([5, 100], (5,)), ([100, 101], None), (5, 5), (150, None)]
 )
-def test_R4_a_token_that_meant_none_is_none_in_a_larger_vocabulary(ids, kept, tmp_path) -> None:
+def test_a_token_that_meant_none_is_none_in_a_larger_vocabulary(ids, kept, tmp_path) -> None:
     save_pretrained(tiny_qwen2(), tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ids}))

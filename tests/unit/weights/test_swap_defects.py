@@ -79,7 +79,7 @@ def loss(module: Tied) -> Tensor:
 # ------------------------------------------------------------------------------------------- T1
 
 
-def test_t1_an_optimizer_sees_what_happens_in_place_but_no_assignment() -> None:
+def test_an_optimizer_sees_what_happens_in_place_but_no_assignment() -> None:
     module = Tied()
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_t1_an_optimizer_sees_what_happens_in_place_but_no_assignment() -> None:
     assert optimizer.param_groups[0]["params"][0].grad is None
 
 
-def test_t1_swapped_parameters_are_seen() -> None:
+def test_swapped_parameters_are_seen() -> None:
     module = Tied()
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     swap_parameters_(module, {"embed.weight": torch.zeros(5, 4, requires_grad=True)})
@@ -111,7 +111,7 @@ def test_t1_swapped_parameters_are_seen() -> None:
 # ------------------------------------------------------------------------------------------- T2
 
 
-def test_t2_the_flag_swaps_instead_of_setting_data() -> None:
+def test_the_flag_swaps_instead_of_setting_data() -> None:
     """What a parameter carries tells the two apart. Its id and its dtype do not."""
     for enabled in (False, True):
         module = Tied()
@@ -137,7 +137,7 @@ HOLDERS: dict[str, Callable[[nn.Linear], object]] = {
 
 
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
-def test_t3_a_flag_left_on_refuses_what_worked(hold: Callable[[nn.Linear], object]) -> None:
+def test_a_flag_left_on_refuses_what_worked(hold: Callable[[nn.Linear], object]) -> None:
     module = nn.Linear(2, 2, bias=False)
     held = hold(module)
     with pytest.raises(KeyError), swap_on_conversion():
@@ -150,7 +150,7 @@ def test_t3_a_flag_left_on_refuses_what_worked(hold: Callable[[nn.Linear], objec
     assert held is not None and module.weight.dtype == torch.bfloat16
 
 
-def test_t3_a_flag_left_on_poisons_a_graph() -> None:
+def test_a_flag_left_on_poisons_a_graph() -> None:
     module = nn.Linear(2, 2, bias=False)
     y = module(torch.ones(1, 2))
     with swap_on_conversion():
@@ -162,7 +162,7 @@ def test_t3_a_flag_left_on_poisons_a_graph() -> None:
 # ------------------------------------------------------------------------------------------- T4
 
 
-def test_t4_the_earlier_handler_ignored_assign() -> None:
+def test_the_earlier_handler_ignored_assign() -> None:
     layer = linear(Earlier(matrix(dtype=torch.bfloat16)))
     checkpoint = {"weight": matrix(1)}
     with swap_on_conversion():
@@ -173,7 +173,7 @@ def test_t4_the_earlier_handler_ignored_assign() -> None:
 
 @each_kind
 @pytest.mark.parametrize("swapped", [False, True])
-def test_t5_loading_without_assign_takes_values_only(
+def test_loading_without_assign_takes_values_only(
     kind: type[QuantizedWeight], swapped: bool
 ) -> None:
     layer = linear(kind.quantize(matrix(dtype=torch.bfloat16)))
@@ -189,7 +189,7 @@ def test_t5_loading_without_assign_takes_values_only(
 
 
 @each_kind
-def test_t5_loading_with_assign_takes_the_dtype_of_the_checkpoint(
+def test_loading_with_assign_takes_the_dtype_of_the_checkpoint(
     kind: type[QuantizedWeight],
 ) -> None:
     layer = linear(kind.quantize(matrix(dtype=torch.bfloat16)))
@@ -202,7 +202,7 @@ def test_t5_loading_with_assign_takes_the_dtype_of_the_checkpoint(
 # ------------------------------------------------------------------------------------------- T5
 
 
-def test_t5_the_earlier_handler_failed_on_its_own_checkpoint() -> None:
+def test_the_earlier_handler_failed_on_its_own_checkpoint() -> None:
     layer = linear(Earlier(matrix()))
     for checkpoint in (layer.state_dict(), {"weight": nn.Parameter(matrix(1))}):
         with swap_on_conversion(), pytest.raises(RuntimeError, match="an exception occurred"):
@@ -211,7 +211,7 @@ def test_t5_the_earlier_handler_failed_on_its_own_checkpoint() -> None:
 
 @each_kind
 @pytest.mark.parametrize("assign", [False, True])
-def test_t5_all_combinations_of_classes_load(kind: type[QuantizedWeight], assign: bool) -> None:
+def test_all_combinations_of_classes_load(kind: type[QuantizedWeight], assign: bool) -> None:
     plain, quantized = matrix(), kind.quantize(matrix())
     new = kind.quantize(matrix(1))
     contents: list[tuple[Tensor, Tensor, Tensor]] = [
@@ -236,7 +236,7 @@ def test_t5_all_combinations_of_classes_load(kind: type[QuantizedWeight], assign
 @each_kind
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_t5_a_module_loads_its_own_state(
+def test_a_module_loads_its_own_state(
     kind: type[QuantizedWeight], assign: bool, swapped: bool
 ) -> None:
     layer = linear(kind.quantize(matrix()))
@@ -249,7 +249,7 @@ def test_t5_a_module_loads_its_own_state(
 # ------------------------------------------------------------------------------------------- T6
 
 
-def test_t6_the_earlier_table_of_operators_was_empty() -> None:
+def test_the_earlier_table_of_operators_was_empty() -> None:
     layer = linear(Earlier(matrix()))
     for use in (
         lambda: layer(torch.ones(1, 32)),
@@ -262,7 +262,7 @@ def test_t6_the_earlier_table_of_operators_was_empty() -> None:
 
 
 @each_kind
-def test_t6_a_quantised_weight_does_what_a_weight_must(kind: type[QuantizedWeight]) -> None:
+def test_a_quantised_weight_does_what_a_weight_must(kind: type[QuantizedWeight]) -> None:
     layer = linear(kind.quantize(matrix()))
     weight: Any = layer.weight
     x = matrix(2)
@@ -283,7 +283,7 @@ def test_t6_a_quantised_weight_does_what_a_weight_must(kind: type[QuantizedWeigh
 
 
 @pytest.mark.parametrize(("kind", "levels"), [(Int8Weight, 254), (Int4Weight, 15)])
-def test_t7_the_weight_is_rounded_and_its_scale_is_used(
+def test_the_weight_is_rounded_and_its_scale_is_used(
     kind: type[QuantizedWeight], levels: int
 ) -> None:
     plain = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -303,7 +303,7 @@ def test_t7_the_weight_is_rounded_and_its_scale_is_used(
 # ------------------------------------------------------------------------------------------- T8
 
 
-def test_t8_an_earlier_checkpoint_had_to_be_unpickled() -> None:
+def test_an_earlier_checkpoint_had_to_be_unpickled() -> None:
     file = io.BytesIO()
     torch.save(linear(Earlier(matrix())).state_dict(), file)
     file.seek(0)
@@ -312,7 +312,7 @@ def test_t8_an_earlier_checkpoint_had_to_be_unpickled() -> None:
 
 
 @each_kind
-def test_t8_a_quantised_checkpoint_needs_no_unpickling(
+def test_a_quantised_checkpoint_needs_no_unpickling(
     kind: type[QuantizedWeight], tmp_path: Path
 ) -> None:
     weight: Any = kind.quantize(matrix())
@@ -330,14 +330,14 @@ def test_t8_a_quantised_checkpoint_needs_no_unpickling(
 # ------------------------------------------------------------------------------------------- T9
 
 
-def test_t9_what_is_traceable_is_swapped_without_the_flag() -> None:
+def test_what_is_traceable_is_swapped_without_the_flag() -> None:
     assert not observe(*PATHS["to, subclass"]).new_dtype  # the payload stays as it was
     assert observe(*PATHS["to, traceable subclass"]).new_dtype
     assert observe(*PATHS["to, traceable subclass"]) == observe(*PATHS["to, swap flag"])
 
 
 @each_kind
-def test_t9_a_quantised_weight_is_converted_whole(kind: type[QuantizedWeight]) -> None:
+def test_a_quantised_weight_is_converted_whole(kind: type[QuantizedWeight]) -> None:
     layer = linear(kind.quantize(matrix()))
     weight: Any = layer.weight
     layer.bfloat16()
@@ -354,7 +354,7 @@ def test_t9_a_quantised_weight_is_converted_whole(kind: type[QuantizedWeight]) -
 # ------------------------------------------------------------------------------------------ T10
 
 
-def test_t10_assign_unties_and_strands_unless_it_swaps() -> None:
+def test_assign_unties_and_strands_unless_it_swaps() -> None:
     off, on = observe(*PATHS["load, assign"]), observe(*PATHS["load, assign, swap flag"])
     assert (off.tie, off.optimizer) == (False, False)
     assert (on.tie, on.optimizer) == (True, True)
@@ -362,7 +362,7 @@ def test_t10_assign_unties_and_strands_unless_it_swaps() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_t10_quantising_keeps_the_tie_and_the_optimizer(bits: int) -> None:
+def test_quantising_keeps_the_tie_and_the_optimizer(bits: int) -> None:
     model = tiny_gpt2(n_embd=32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = list(map(id, model.parameters()))
@@ -389,7 +389,7 @@ def pollutes() -> bool:
     return "assign_to_params_buffers" in state._metadata[""]  # type: ignore[attr-defined]
 
 
-def test_t11_assign_of_torch_pollutes_the_state() -> None:
+def test_assign_of_torch_pollutes_the_state() -> None:
     """The default load that follows aliases the checkpoint, and takes its dtype.
 
     A version of torch without the bug is one of two; a plain dictionary is safe in both.
@@ -409,7 +409,7 @@ def test_t11_assign_of_torch_pollutes_the_state() -> None:
     assert not share(a.weight, state["weight"])
 
 
-def test_t11_our_loader_does_not_pollute(tmp_path: Path) -> None:
+def test_our_loader_does_not_pollute(tmp_path: Path) -> None:
     """It hands torch a dictionary of its own, which has no metadata to write into."""
     model = tiny_gpt2()
     state = model.state_dict()
@@ -429,7 +429,7 @@ def test_t11_our_loader_does_not_pollute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_t11_the_loader_leaves_what_it_was_given(
+def test_the_loader_leaves_what_it_was_given(
     bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even a checkpoint that brings metadata along comes out as it went in."""
