@@ -103,7 +103,9 @@ def test_siblings_in_a_tree_of_drafts_share_a_position(make) -> None:
         with torch.no_grad():
             tree = model(idx, positions=positions, cache=Restricted(cache, allowed[None, None]))
         for path in ([0, 1, 2], [0, 1, 3, 4]):
-            torch.testing.assert_close(tree[:, path[-1]], model(idx[:, path])[:, -1])
+            alone = model(idx[:, path])[:, -1]
+            bound = 4e-6 * alone.abs().max().item()
+            torch.testing.assert_close(tree[:, path[-1]], alone, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])

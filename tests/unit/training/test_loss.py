@@ -294,7 +294,7 @@ def test_the_chunked_loss_under_autocast() -> None:
         assert 0 < abs(loss.item() - exact.item()) < 5e-3  # it did multiply in bfloat16
         for got, want in zip(torch.autograd.grad(loss, (x, weight)), exact_grads):
             assert got.dtype == torch.float32
-            assert (got - want).norm() < 0.01 * want.norm()
+            assert (got - want).norm() < 2.5 * torch.finfo(torch.bfloat16).eps * want.norm()
 
 
 def test_every_product_under_autocast_is_in_bfloat16() -> None:
@@ -319,11 +319,12 @@ def test_a_low_precision_model_sums_in_float32(dtype: torch.dtype) -> None:
     loss = chunked_causal_lm_loss(x, weight, targets, 1)
     want = plain(x.double(), weight.double(), targets)
     assert loss.dtype == torch.float32
-    assert abs(loss.item() - want.item()) < 5e-3
+    bound = 2.5 * torch.finfo(dtype).eps  # of numbers in this precision; sums add nothing to it
+    assert abs(loss.item() - want.item()) < bound * want.item()
     got = torch.autograd.grad(loss, (x, weight))
     for a, b in zip(got, torch.autograd.grad(want, (x, weight))):
         assert a.dtype == dtype
-        assert (a - b).norm() < 0.01 * b.norm()
+        assert (a - b).norm() < bound * b.norm()
 
 
 def test_the_chunked_loss_of_no_target_is_zero() -> None:
