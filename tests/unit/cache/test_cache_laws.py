@@ -187,10 +187,11 @@ def obeys(kind: str, law: str, examples: int) -> None:
     run()
 
 
+@pytest.mark.parametrize("examples", [4, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_obeys_every_law(kind: str, law: str) -> None:
-    obeys(kind, law, examples=12)
+def test_every_kind_obeys_every_law(kind: str, law: str, examples: int) -> None:
+    obeys(kind, law, examples)
 
 
 def main() -> None:

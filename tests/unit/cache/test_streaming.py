@@ -30,7 +30,7 @@ class StreamingTwin(Twin):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.data())
 def test_it_obeys_the_laws_of_caches(law: str, data) -> None:
     """Any pieces, unequal rows, crop, select, failed passes, resets: always one full pass through
