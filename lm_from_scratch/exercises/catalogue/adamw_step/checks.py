@@ -155,6 +155,30 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("the first step, without decay", first_step,
+         "in step 1 the corrected means are the gradient and its square, so that every number "
+         "moves by lr against the sign of its gradient; the means are returned uncorrected",
+         points=2, teaching="the formula where every value can be worked out by hand"),
+    Case("twelve steps in a row", twelve,
+         "step t divides by 1 - beta**t; a number whose gradient is 0 still moves, as long as its "
+         "mean is not 0", points=2, play=steps),
+    Case("decay", decayed,
+         "the decay is no part of the gradient: theta is multiplied by 1 - lr * weight_decay, "
+         "here 0.97, and the step is subtracted from that", points=2,
+         teaching="the decay alone, large enough to see"),
+    Case("a gradient near 1e-6, eps 1e-6", tiny,
+         "eps is added to the root of the corrected mean. Before the correction it acts 31.6 "
+         "times as strong in step 1: 1 / sqrt(1 - 0.999)", points=2),
+    Case("step 2,000 of a run", late,
+         "step t divides by 1 - beta**t however large t is: at 2,000 the second mean still lacks "
+         "14 %"),
+    Case("other betas", other_betas, "take both betas from the argument", play=steps),
+    Case("the defaults, in float64", default,
+         "lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2; float64 stays float64"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="adamw_step",
     function="adamw_step",
@@ -163,51 +187,7 @@ EXERCISE = Exercise(
     difficulty=1,
     outcome="Write a step of AdamW so that correction, eps and decay stand where they belong.",
     reference=adamw,
-    cases=(
-        Case(
-            "the first step, without decay",
-            first_step,
-            "in step 1 the corrected means are the gradient and its square, so that every number "
-            "moves by lr against the sign of its gradient; the means are returned uncorrected",
-            points=2,
-            teaching="the formula where every value can be worked out by hand",
-        ),
-        Case(
-            "twelve steps in a row",
-            twelve,
-            "step t divides by 1 - beta**t; a number whose gradient is 0 still moves, as long as "
-            "its mean is not 0",
-            points=2,
-            play=steps,
-        ),
-        Case(
-            "decay",
-            decayed,
-            "the decay is no part of the gradient: theta is multiplied by 1 - lr * weight_decay, "
-            "here 0.97, and the step is subtracted from that",
-            points=2,
-            teaching="the decay alone, large enough to see",
-        ),
-        Case(
-            "a gradient near 1e-6, eps 1e-6",
-            tiny,
-            "eps is added to the root of the corrected mean. Before the correction it acts 31.6 "
-            "times as strong in step 1: 1 / sqrt(1 - 0.999)",
-            points=2,
-        ),
-        Case(
-            "step 2,000 of a run",
-            late,
-            "step t divides by 1 - beta**t however large t is: at 2,000 the second mean still "
-            "lacks 14 %",
-        ),
-        Case("other betas", other_betas, "take both betas from the argument", play=steps),
-        Case(
-            "the defaults, in float64",
-            default,
-            "lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2; float64 stays float64",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Follow the text in its order: two running means, two corrections, one direction, one "
         "move. Which of these does the next step need?",

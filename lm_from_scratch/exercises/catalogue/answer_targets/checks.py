@@ -49,21 +49,9 @@ def given(chats: list[Chat], length: int | None = None) -> Call:
     return call([ids for ids, _ in chats], [pairs for _, pairs in chats], length or longest)
 
 
-def one_turn(g: Generator) -> Call:
-    return given([chat(g, "ua")])
-
-
 def padded(g: Generator) -> Call:
     chats = [chat(g, "ua") for _ in range(3)]
     return given(chats, max(len(ids) for ids, _ in chats) + 3)
-
-
-def several_turns(g: Generator) -> Call:
-    return given([chat(g, "uaua"), chat(g, "uuaua"), chat(g, "uau")])
-
-
-def empty(g: Generator) -> Call:
-    return given([chat(g, "ueua"), chat(g, "ue")])
 
 
 def any_token(g: Generator) -> Call:
@@ -96,10 +84,6 @@ def cut_early(g: Generator) -> Call:
     """The row ends before the answer begins, and right before its first word."""
     ids, spans = chat(g, "uaua")
     return given([(ids, spans), chat(g, "uuua")], spans[1][0] - int(integers(g, 0, 3, 1)))
-
-
-def silent(g: Generator) -> Call:
-    return given([chat(g, "uu"), chat(g, "ua")])
 
 
 def with_lists(function: Any, chats: list[list[int]], spans: Spans, length: int) -> Any:
@@ -246,6 +230,34 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(ONE, lambda g: given([chat(g, "ua")]),
+         "the target before the first word of the answer is that word; the last target is the "
+         "token that ends the turn", points=2,
+         teaching="the plain rule, and the first thing to read"),
+    Case(PAD, padded,
+         "padding is -100 up to `length`; make new lists instead of filling those of the caller",
+         play=with_lists),
+    Case(TURNS, lambda g: given([chat(g, "uaua"), chat(g, "uuaua"), chat(g, "uau")]),
+         "each span counts, and what the user says between them does not", points=2,
+         teaching="a conversation, as it will be in training"),
+    Case(EMPTY, lambda g: given([chat(g, "ueua"), chat(g, "ue")]),
+         "an empty answer has one target: the token that ends the turn"),
+    Case(ANY, any_token, "the spans say what counts, the tokens do not: an answer may hold 0",
+         points=2),
+    Case(BEGINS, begins,
+         "the first token of a row is nobody's target; place -1 is the end of the row", points=2),
+    Case(CUT, cut_within,
+         "of the answer that is cut, the words that are left count; none that was cut off does; "
+         "the lists of the caller keep it", play=with_lists, points=2),
+    Case(EARLY, cut_early, "a span may begin after the row ends: it has no target then",
+         teaching="nothing of an answer is left"),
+    Case(SILENT, lambda g: given([chat(g, "uu"), chat(g, "ua")]),
+         "a chat with an empty list of spans is -100 everywhere",
+         teaching="a row without a target"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="answer_targets",
     function="answer_targets",
@@ -254,62 +266,7 @@ EXERCISE = Exercise(
     difficulty=1,
     outcome="Write the targets of a chat, so that a model learns its answers and where they end.",
     reference=reference,
-    cases=(
-        Case(
-            ONE,
-            one_turn,
-            "the target before the first word of the answer is that word; the last target is the "
-            "token that ends the turn",
-            points=2,
-            teaching="the plain rule, and the first thing to read",
-        ),
-        Case(
-            PAD,
-            padded,
-            "padding is -100 up to `length`; make new lists instead of filling those of the caller",
-            play=with_lists,
-        ),
-        Case(
-            TURNS,
-            several_turns,
-            "each span counts, and what the user says between them does not",
-            points=2,
-            teaching="a conversation, as it will be in training",
-        ),
-        Case(EMPTY, empty, "an empty answer has one target: the token that ends the turn"),
-        Case(
-            ANY,
-            any_token,
-            "the spans say what counts, the tokens do not: an answer may hold 0",
-            points=2,
-        ),
-        Case(
-            BEGINS,
-            begins,
-            "the first token of a row is nobody's target; place -1 is the end of the row",
-            points=2,
-        ),
-        Case(
-            CUT,
-            cut_within,
-            "of the answer that is cut, the words that are left count; none that was cut off does; "
-            "the lists of the caller keep it",
-            play=with_lists,
-            points=2,
-        ),
-        Case(
-            EARLY,
-            cut_early,
-            "a span may begin after the row ends: it has no target then",
-            teaching="nothing of an answer is left",
-        ),
-        Case(
-            SILENT,
-            silent,
-            "a chat with an empty list of spans is -100 everywhere",
-            teaching="a row without a target",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Take the table of the text: its answer is at places 7 and 8, the end at 9. At which "
         "places do these three tokens stand as targets?",

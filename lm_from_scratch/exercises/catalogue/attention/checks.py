@@ -41,26 +41,6 @@ def square(g: Generator) -> Call:
     return inputs(g, (3, 3), (5, 5), (8, 8))
 
 
-def chunk(g: Generator) -> Call:
-    return inputs(g, (3, 3), (4, 7), (8, 8))
-
-
-def one_query(g: Generator) -> Call:
-    return inputs(g, (3, 3), (1, 6), (8, 8))
-
-
-def grouped(g: Generator) -> Call:
-    return inputs(g, (6, 3), (5, 5), (8, 8))
-
-
-def wide_values(g: Generator) -> Call:
-    return inputs(g, (3, 3), (5, 5), (4, 9))
-
-
-def huge(g: Generator) -> Call:
-    return inputs(g, (3, 3), (6, 6), (16, 16), scale=20)
-
-
 def shifted(g: Generator, q0: float, k0: float, dtype: torch.dtype) -> Call:
     """Scores that are all near q0 * k0 * 4, and differ by a few units.
 
@@ -74,24 +54,12 @@ def shifted(g: Generator, q0: float, k0: float, dtype: torch.dtype) -> Call:
     return call(q, k, normal(g, 2, 3, 6, 16, dtype=dtype))
 
 
-def far_below(g: Generator) -> Call:
-    return shifted(g, 50.0, -100.0, torch.float32)
-
-
-def overflow(g: Generator) -> Call:
-    return shifted(g, 40.0, 120.0, torch.float16)
-
-
 def in_half(function: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
     """Both dtypes of 16 bits; bfloat16 does not overflow, but near 18000 its step is 64 or more."""
     return {
         "the result in float16": function(q, k, v),
         "the result in bfloat16": function(*(x.bfloat16() for x in (q, k, v))),
     }
-
-
-def double(g: Generator) -> Call:
-    return inputs(g, (3, 3), (5, 5), (6, 6), torch.float64)
 
 
 def transposed(g: Generator) -> Call:
@@ -186,6 +154,37 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("as many queries as keys", square,
+         "scores over the root of D, future keys hidden before the softmax over the keys", points=2,
+         teaching="the plain formula, and the first thing to read"),
+    Case("4 queries, the last of 7 tokens", lambda g: inputs(g, (3, 3), (4, 7), (8, 8)),
+         "the first query is token 3: it sees 4 keys, and the last query sees all 7", points=2,
+         teaching="the corner of the mask, with nothing else new"),
+    Case("one query after 5 tokens", lambda g: inputs(g, (3, 3), (1, 6), (8, 8)),
+         "one query is an axis of size 1, which stays"),
+    Case("6 query heads share 3 key heads", lambda g: inputs(g, (6, 3), (5, 5), (8, 8)),
+         "each key head is repeated in place: 0 0 1 1 2 2, not 0 1 2 0 1 2", points=2),
+    Case("values of another width", lambda g: inputs(g, (3, 3), (5, 5), (4, 9)),
+         "the root is of the width of q, 4; the result has the width of v, 9"),
+    Case("scores beyond a thousand", lambda g: inputs(g, (3, 3), (6, 6), (16, 16), scale=20),
+         "exp(89) is above the largest float32: a softmax subtracts the largest score first",
+         tolerance=(5e-4, 5e-4), teaching="an overflow that one sees in float32 too"),
+    Case("visible scores near -20000", lambda g: shifted(g, 50.0, -100.0, torch.float32),
+         "what hides a key must lie below every visible score, and -10000 does not"),
+    Case("float16, products above 65504, and bfloat16",
+         lambda g: shifted(g, 40.0, 120.0, torch.float16),
+         "76800 = 40 * 120 * 16 is above the largest float16, and the next bfloat16 is 77312: "
+         "multiply in float32", play=in_half),
+    Case("float64 keeps its digits", lambda g: inputs(g, (3, 3), (5, 5), (6, 6), torch.float64),
+         "only float16 and bfloat16 become float32"),
+    Case("inputs in another order in memory", transposed,
+         "a model passes transposed tensors: .view fails on them, .reshape does not"),
+    Case("gradients of q, k and v", square, "weights depend on q and k: nothing may be detached",
+         gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="attention",
     function="causal_attention",
@@ -195,65 +194,7 @@ EXERCISE = Exercise(
     outcome="Write causal attention so that it also holds after a cache, for grouped heads and "
     "for scores of any size.",
     reference=reference,
-    cases=(
-        Case(
-            "as many queries as keys",
-            square,
-            "scores over the root of D, future keys hidden before the softmax over the keys",
-            points=2,
-            teaching="the plain formula, and the first thing to read",
-        ),
-        Case(
-            "4 queries, the last of 7 tokens",
-            chunk,
-            "the first query is token 3: it sees 4 keys, and the last query sees all 7",
-            points=2,
-            teaching="the corner of the mask, with nothing else new",
-        ),
-        Case("one query after 5 tokens", one_query, "one query is an axis of size 1, which stays"),
-        Case(
-            "6 query heads share 3 key heads",
-            grouped,
-            "each key head is repeated in place: 0 0 1 1 2 2, not 0 1 2 0 1 2",
-            points=2,
-        ),
-        Case(
-            "values of another width",
-            wide_values,
-            "the root is of the width of q, 4; the result has the width of v, 9",
-        ),
-        Case(
-            "scores beyond a thousand",
-            huge,
-            "exp(89) is above the largest float32: a softmax subtracts the largest score first",
-            tolerance=(5e-4, 5e-4),
-            teaching="an overflow that one sees in float32 too",
-        ),
-        Case(
-            "visible scores near -20000",
-            far_below,
-            "what hides a key must lie below every visible score, and -10000 does not",
-        ),
-        Case(
-            "float16, products above 65504, and bfloat16",
-            overflow,
-            "76800 = 40 * 120 * 16 is above the largest float16, and the next bfloat16 "
-            "is 77312: multiply in float32",
-            play=in_half,
-        ),
-        Case("float64 keeps its digits", double, "only float16 and bfloat16 become float32"),
-        Case(
-            "inputs in another order in memory",
-            transposed,
-            "a model passes transposed tensors: .view fails on them, .reshape does not",
-        ),
-        Case(
-            "gradients of q, k and v",
-            square,
-            "weights depend on q and k: nothing may be detached",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Write it first for T = S and H = Hkv. Then ask which row of the S x S triangle belongs to "
         "the first query.",

@@ -293,6 +293,34 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(PLAIN, two_beams,
+         "add the score of each beam to its log-probabilities; take one topk over all n V "
+         "candidates; place = parent * V + token", points=2, play=step,
+         teaching="the step without an end"),
+    Case(ONE, one_parent,
+         "the best candidates may all continue one beam: compare all of them, not beam by beam",
+         points=2,
+         teaching="the idea of the search: one beam may have all successors, another none",
+         play=step),
+    Case(PROMPTS, several_prompts,
+         "flatten beams and tokens of each prompt, not the batch; parents count from 0 in each "
+         "prompt", teaching="several prompts without an end", play=step),
+    Case(FIRST, first_step,
+         "minus infinity plus anything is minus infinity: no such candidate is among the best",
+         play=step),
+    Case(WIDE, more_beams_than_tokens,
+         "with n > V a beam cannot have n continuations: ask for the n best of all n V", play=step),
+    Case(END, one_ends, "a candidate with the stop token makes room for the next one that goes on",
+         points=2, teaching="one end alone, before the rank matters", play=step),
+    Case(LATER, too_late,
+         "an end counts if it is among the n best of all candidates, before any is taken out",
+         play=step),
+    Case(ALL, all_end, "even if all n best end, n beams go on", play=step),
+    Case(LONG, long_texts, "exp(-900) is 0: stay with the logarithms", play=step),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="beam_step",
     function="beam_step",
@@ -303,71 +331,7 @@ EXERCISE = Exercise(
     "are right.",
     reference=beam_step,
     after=("top_p",),
-    cases=(
-        Case(
-            PLAIN,
-            two_beams,
-            "add the score of each beam to its log-probabilities; take one topk over all n V "
-            "candidates; place = parent * V + token",
-            points=2,
-            play=step,
-            teaching="the step without an end",
-        ),
-        Case(
-            ONE,
-            one_parent,
-            "the best candidates may all continue one beam: compare all of them, not beam by beam",
-            points=2,
-            teaching="the idea of the search: one beam may have all successors, another none",
-            play=step,
-        ),
-        Case(
-            PROMPTS,
-            several_prompts,
-            "flatten beams and tokens of each prompt, not the batch; parents count from 0 in each "
-            "prompt",
-            teaching="several prompts without an end",
-            play=step,
-        ),
-        Case(
-            FIRST,
-            first_step,
-            "minus infinity plus anything is minus infinity: no such candidate is among the best",
-            play=step,
-        ),
-        Case(
-            WIDE,
-            more_beams_than_tokens,
-            "with n > V a beam cannot have n continuations: ask for the n best of all n V",
-            play=step,
-        ),
-        Case(
-            END,
-            one_ends,
-            "a candidate with the stop token makes room for the next one that goes on",
-            points=2,
-            teaching="one end alone, before the rank matters",
-            play=step,
-        ),
-        Case(
-            LATER,
-            too_late,
-            "an end counts if it is among the n best of all candidates, before any is taken out",
-            play=step,
-        ),
-        Case(
-            ALL,
-            all_end,
-            "even if all n best end, n beams go on",
-            play=step,
-        ),
-        Case(
-            LONG,
-            long_texts,
-            "exp(-900) is 0: stay with the logarithms",
-            play=step,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "All candidates of a prompt are one list of n V numbers. What tells you the beam and the "
         "token of the number at place i?",

@@ -340,6 +340,31 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(PLAIN, plain, "every expression with the right numbers and the right value is right",
+         play=judged, points=2, teaching="what must be accepted"),
+    Case(ORDER, order, "9-4-2 is 3, not 7; results on the way may be below zero", play=judged),
+    Case(USED, used, "each number as often as it is given: no 0 added, none used twice",
+         play=judged, points=3, teaching="what a model tries first"),
+    Case(TWICE, twice,
+         "count each number; where one is the target, the others must be used as well",
+         play=judged),
+    Case(GLUED, glued, "the numbers are 4 and 2, and 42 is neither", play=judged,
+         teaching="digits that are all there"),
+    Case("zeros", zeros, "0 is a number; 00 and 07 are not", play=judged),
+    Case(WRITTEN, written, "the expression is the whole answer, to the last character", play=judged,
+         points=3),
+    Case(OTHER, operators, "there are three operators; ** is not two of one", play=judged,
+         teaching="values that are right"),
+    Case(ALPHABETS, alphabets, "\\d, isdigit and int know more digits than ten", play=judged),
+    Case(BRACKETS, brackets,
+         "each bracket is opened and closed around an expression; 98 of them are no problem",
+         play=judged, points=2),
+    Case(WORDS, words, "whatever is no expression is wrong, and nothing is raised", play=judged,
+         teaching="what an untrained model says"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="checker",
     function="is_countdown",
@@ -348,68 +373,7 @@ EXERCISE = Exercise(
     difficulty=3,
     outcome="Write a reward that pays for right answers only, whatever a model tries.",
     reference=reference,
-    cases=(
-        Case(
-            PLAIN,
-            plain,
-            "every expression with the right numbers and the right value is right",
-            play=judged,
-            points=2,
-            teaching="what must be accepted",
-        ),
-        Case(ORDER, order, "9-4-2 is 3, not 7; results on the way may be below zero", play=judged),
-        Case(
-            USED,
-            used,
-            "each number as often as it is given: no 0 added, none used twice",
-            play=judged,
-            points=3,
-            teaching="what a model tries first",
-        ),
-        Case(
-            TWICE,
-            twice,
-            "count each number; where one is the target, the others must be used as well",
-            play=judged,
-        ),
-        Case(
-            GLUED,
-            glued,
-            "the numbers are 4 and 2, and 42 is neither",
-            play=judged,
-            teaching="digits that are all there",
-        ),
-        Case("zeros", zeros, "0 is a number; 00 and 07 are not", play=judged),
-        Case(
-            WRITTEN,
-            written,
-            "the expression is the whole answer, to the last character",
-            play=judged,
-            points=3,
-        ),
-        Case(
-            OTHER,
-            operators,
-            "there are three operators; ** is not two of one",
-            play=judged,
-            teaching="values that are right",
-        ),
-        Case(ALPHABETS, alphabets, "\\d, isdigit and int know more digits than ten", play=judged),
-        Case(
-            BRACKETS,
-            brackets,
-            "each bracket is opened and closed around an expression; 98 of them are no problem",
-            play=judged,
-            points=2,
-        ),
-        Case(
-            WORDS,
-            words,
-            "whatever is no expression is wrong, and nothing is raised",
-            play=judged,
-            teaching="what an untrained model says",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Check three things one after the other: the characters, the numbers, the value. Each is "
         "simple if those before it hold.",

@@ -36,10 +36,6 @@ def some_ignored(g: Generator) -> Call:
     return call(normal(g, 3, 6, 107), targets)
 
 
-def none_counts(g: Generator) -> Call:
-    return call(normal(g, 2, 3, 7), torch.full((2, 3), IGNORE))
-
-
 def high_levels(g: Generator) -> Call:
     """Each token has a level of its own: 0, 500, 1000."""
     levels = 500.0 * torch.arange(3).view(1, 3, 1)
@@ -270,6 +266,41 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("every target counts", all_count,
+         "the log of the sum of exponentials, minus the target's own logit; then the mean",
+         points=2, teaching="the plain formula, and the first thing to read"),
+    Case("ignored targets", some_ignored,
+         "8 of the 18 targets count: divide the sum of their losses by 8. Token 0 is a token like "
+         "any other", points=2,
+         teaching="the idea of the exercise, without anything else that is difficult"),
+    Case("no target at all", lambda g: call(normal(g, 2, 3, 7), torch.full((2, 3), IGNORE)),
+         "0 / 0 is NaN: divide by the number of targets, but at least by 1", gradient=True),
+    Case("high logits, at another level for each token", high_levels,
+         "exp(1000) is infinite, exp(-1000) is 0: subtract from each token its own largest logit, "
+         "or use logsumexp"),
+    Case("one axis of targets, one of probability exp(-200)", unlikely,
+         "exp(-200) is 0 in float32, and its logarithm minus infinity: never take the logarithm "
+         "of a probability that was rounded"),
+    Case("one target alone, and banned tokens", banned,
+         "0 * inf is NaN: take the ignored tokens out, instead of multiplying by 0",
+         tolerance=(1e-3, 1e-3)),
+    Case("bfloat16 and float64", precisions,
+         "convert to float32 before anything else, unless the logits are float64", play=in_both),
+    Case("four axes in another order in memory", four_axes,
+         "all axes but the last may be flattened into one: .view fails here, .reshape or an index "
+         "by a mask do not"),
+    Case("targets of another shape", all_count,
+         "compare targets.shape with logits.shape[:-1] and raise a ValueError: once flat, both "
+         "may have as many elements and not fit", play=other_shape),
+    Case("written without the library's losses", some_ignored,
+         "the exercise is to write the loss: neither F.cross_entropy nor F.nll_loss is called",
+         play=written_out, guard=True),
+    Case("the gradient of the logits", some_ignored,
+         "the sum over all tokens depends on every logit: nothing may be detached", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="cross_entropy",
     function="cross_entropy",
@@ -279,79 +310,7 @@ EXERCISE = Exercise(
     outcome="Write the loss of a language model so that padding does not count and large logits "
     "do not overflow.",
     reference=causal_lm_loss,
-    cases=(
-        Case(
-            "every target counts",
-            all_count,
-            "the log of the sum of exponentials, minus the target's own logit; then the mean",
-            points=2,
-            teaching="the plain formula, and the first thing to read",
-        ),
-        Case(
-            "ignored targets",
-            some_ignored,
-            "8 of the 18 targets count: divide the sum of their losses by 8. Token 0 is a token "
-            "like any other",
-            points=2,
-            teaching="the idea of the exercise, without anything else that is difficult",
-        ),
-        Case(
-            "no target at all",
-            none_counts,
-            "0 / 0 is NaN: divide by the number of targets, but at least by 1",
-            gradient=True,
-        ),
-        Case(
-            "high logits, at another level for each token",
-            high_levels,
-            "exp(1000) is infinite, exp(-1000) is 0: subtract from each token its own largest "
-            "logit, or use logsumexp",
-        ),
-        Case(
-            "one axis of targets, one of probability exp(-200)",
-            unlikely,
-            "exp(-200) is 0 in float32, and its logarithm minus infinity: never take the logarithm "
-            "of a probability that was rounded",
-        ),
-        Case(
-            "one target alone, and banned tokens",
-            banned,
-            "0 * inf is NaN: take the ignored tokens out, instead of multiplying by 0",
-            tolerance=(1e-3, 1e-3),
-        ),
-        Case(
-            "bfloat16 and float64",
-            precisions,
-            "convert to float32 before anything else, unless the logits are float64",
-            play=in_both,
-        ),
-        Case(
-            "four axes in another order in memory",
-            four_axes,
-            "all axes but the last may be flattened into one: .view fails here, .reshape or an "
-            "index by a mask do not",
-        ),
-        Case(
-            "targets of another shape",
-            all_count,
-            "compare targets.shape with logits.shape[:-1] and raise a ValueError: once flat, "
-            "both may have as many elements and not fit",
-            play=other_shape,
-        ),
-        Case(
-            "written without the library's losses",
-            some_ignored,
-            "the exercise is to write the loss: neither F.cross_entropy nor F.nll_loss is called",
-            play=written_out,
-            guard=True,
-        ),
-        Case(
-            "the gradient of the logits",
-            some_ignored,
-            "the sum over all tokens depends on every logit: nothing may be detached",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "One number for each token, then a mean. Which tokens are in the sum, and how many?",
         "A mask of bools as an index, `logits[counts]`, leaves the rows that count, (N, V): the "

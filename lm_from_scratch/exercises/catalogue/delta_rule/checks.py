@@ -48,20 +48,8 @@ def inputs(
     return call(*(x.to(dtype) for x in (q, k, v, gates, beta, state)))
 
 
-def one_token(g: Generator) -> Call:
-    return inputs(g, tokens=1, empty=True)
-
-
-def no_gate(g: Generator) -> Call:
-    return inputs(g, gate=0.0, empty=True)
-
-
 def gated(g: Generator) -> Call:
     return inputs(g)
-
-
-def wide_values(g: Generator) -> Call:
-    return inputs(g, widths=(3, 7))
 
 
 def overwritten(g: Generator) -> Call:
@@ -155,6 +143,31 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(ONE, lambda g: inputs(g, tokens=1, empty=True),
+         "an empty state says 0: beta times the outer product of key and value is written",
+         points=2, teaching="one product that can be done by hand"),
+    Case(PLAIN, lambda g: inputs(g, gate=0.0, empty=True),
+         "with g = 0 nothing fades: ask with the key, write the difference, read with the query",
+         points=2, teaching="the rule without its gate"),
+    Case(AGAIN, overwritten,
+         "beta = 1 and one key: each token reads its own value, and the old one is gone", points=2,
+         teaching="what the correction is for"),
+    Case(GATED, gated, "the state fades first, by exp(g); then it is asked", points=2,
+         teaching="the order of the lines"),
+    Case(PIECES, gated, "the second piece begins with the state of the first", play=in_pieces,
+         points=2, teaching="a cache"),
+    Case("values wider than keys", lambda g: inputs(g, widths=(3, 7)),
+         "a state has Dk rows and Dv columns", teaching="a shape error says which axis is meant"),
+    Case(LOST, forgets,
+         "exp of minus infinity is 0, and 0 times the state is 0, however large it was"),
+    Case("150 tokens in float64", double, "nothing becomes float32, and no token is left out"),
+    Case("inputs in another order in memory", in_another_order,
+         ".view fails on tensors that are not contiguous", teaching="what a model passes"),
+    Case("gradients of all six", gated, "nothing may be detached", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="delta_rule",
     function="delta_rule",
@@ -163,67 +176,7 @@ EXERCISE = Exercise(
     difficulty=2,
     outcome="Write a layer whose memory is one matrix, and which can correct what it has stored.",
     reference=reference,
-    cases=(
-        Case(
-            ONE,
-            one_token,
-            "an empty state says 0: beta times the outer product of key and value is written",
-            points=2,
-            teaching="one product that can be done by hand",
-        ),
-        Case(
-            PLAIN,
-            no_gate,
-            "with g = 0 nothing fades: ask with the key, write the difference, read with the query",
-            points=2,
-            teaching="the rule without its gate",
-        ),
-        Case(
-            AGAIN,
-            overwritten,
-            "beta = 1 and one key: each token reads its own value, and the old one is gone",
-            points=2,
-            teaching="what the correction is for",
-        ),
-        Case(
-            GATED,
-            gated,
-            "the state fades first, by exp(g); then it is asked",
-            points=2,
-            teaching="the order of the lines",
-        ),
-        Case(
-            PIECES,
-            gated,
-            "the second piece begins with the state of the first",
-            play=in_pieces,
-            points=2,
-            teaching="a cache",
-        ),
-        Case(
-            "values wider than keys",
-            wide_values,
-            "a state has Dk rows and Dv columns",
-            teaching="a shape error says which axis is meant",
-        ),
-        Case(
-            LOST,
-            forgets,
-            "exp of minus infinity is 0, and 0 times the state is 0, however large it was",
-        ),
-        Case(
-            "150 tokens in float64",
-            double,
-            "nothing becomes float32, and no token is left out",
-        ),
-        Case(
-            "inputs in another order in memory",
-            in_another_order,
-            ".view fails on tensors that are not contiguous",
-            teaching="what a model passes",
-        ),
-        Case("gradients of all six", gated, "nothing may be detached", gradient=True),
-    ),
+    cases=CASES,
     hints=(
         "Write it for one head and one token with plain matrices: `S` is (Dk, Dv), `k` (Dk,), `v` "
         "(Dv,).",

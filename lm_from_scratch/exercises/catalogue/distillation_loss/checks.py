@@ -39,10 +39,6 @@ def hot(g: Generator) -> Call:
     return call(*logits(g, 2, 3, 7), integers(g, 0, 7, 2, 3), 2.0)
 
 
-def cold(g: Generator) -> Call:
-    return call(*logits(g, 4, 7), integers(g, 0, 7, 4), 0.5)
-
-
 def some_ignored(g: Generator) -> Call:
     """Rows of 2, 5 and 1 targets; token 0 is among them."""
     targets = integers(g, 0, 9, 3, 6)
@@ -95,10 +91,6 @@ def in_memory(g: Generator) -> Call:
     targets = integers(g, 0, 6, 3, 2, 4)
     targets[1, :, 2:] = IGNORE
     return call(strided(student), strided(teacher), strided(targets), 3.0)
-
-
-def halves(g: Generator) -> Call:
-    return call(*logits(g, 4, 5, 30, dtype=torch.bfloat16), integers(g, 0, 30, 4, 5), 3.0)
 
 
 def in_both(function: Any, student: Tensor, teacher: Tensor, *rest: Any) -> dict[str, Any]:
@@ -243,6 +235,35 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(PLACE, one_place,
+         "the teacher's probabilities weigh the differences of logarithms; sum over the tokens",
+         points=2, teaching="the formula at temperature 1, which is the default"),
+    Case(HOT, hot,
+         "both logits are divided by the temperature; the whole is multiplied by its square",
+         points=3, teaching="what the temperature changes"),
+    Case(COLD, lambda g: call(*logits(g, 4, 7), integers(g, 0, 7, 4), 0.5), "the same below 1",
+         teaching="the other side of 1"),
+    Case(SOME, some_ignored, "8 of the 18 places count: divide the sum by 8", points=2,
+         teaching="answers of other lengths"),
+    Case(NONE, none_counts, "0 by at least 1; the gradient is 0, and exists", gradient=True),
+    Case(RUBBISH, rubbish, "choose the places that count before you compute: NaN times 0 is NaN",
+         gradient=True, teaching="NaN beside targets that count"),
+    Case(EXCLUDED, excluded,
+         "the logarithm of 0 is -inf, and -inf - -inf is NaN: replace these terms by 0", points=2,
+         gradient=True, teaching="tokens that are impossible for both"),
+    Case(HIGH, high, "log_softmax is exact where softmax is rounded to 0", points=2,
+         tolerance=(1e-3, 1e-3)),
+    Case(MEMORY, in_memory, "reshape, not view; or index with a mask"),
+    Case(BOTH,
+         lambda g: call(*logits(g, 4, 5, 30, dtype=torch.bfloat16), integers(g, 0, 30, 4, 5), 3.0),
+         "float32 at least: convert both logits first", play=in_both),
+    Case(GRADIENT, hot, "the gradient of a row is the temperature times q - p", gradient=True,
+         teaching="the gradient alone, with nothing excluded"),
+    Case(FIXED, one_place, "detach the teacher", play=fixed),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="distillation_loss",
     function="distillation_loss",
@@ -253,63 +274,7 @@ EXERCISE = Exercise(
     "included.",
     reference=reference,
     after=("cross_entropy",),
-    cases=(
-        Case(
-            PLACE,
-            one_place,
-            "the teacher's probabilities weigh the differences of logarithms; sum over the tokens",
-            points=2,
-            teaching="the formula at temperature 1, which is the default",
-        ),
-        Case(
-            HOT,
-            hot,
-            "both logits are divided by the temperature; the whole is multiplied by its square",
-            points=3,
-            teaching="what the temperature changes",
-        ),
-        Case(COLD, cold, "the same below 1", teaching="the other side of 1"),
-        Case(
-            SOME,
-            some_ignored,
-            "8 of the 18 places count: divide the sum by 8",
-            points=2,
-            teaching="answers of other lengths",
-        ),
-        Case(NONE, none_counts, "0 by at least 1; the gradient is 0, and exists", gradient=True),
-        Case(
-            RUBBISH,
-            rubbish,
-            "choose the places that count before you compute: NaN times 0 is NaN",
-            gradient=True,
-            teaching="NaN beside targets that count",
-        ),
-        Case(
-            EXCLUDED,
-            excluded,
-            "the logarithm of 0 is -inf, and -inf - -inf is NaN: replace these terms by 0",
-            points=2,
-            gradient=True,
-            teaching="tokens that are impossible for both",
-        ),
-        Case(
-            HIGH,
-            high,
-            "log_softmax is exact where softmax is rounded to 0",
-            points=2,
-            tolerance=(1e-3, 1e-3),
-        ),
-        Case(MEMORY, in_memory, "reshape, not view; or index with a mask"),
-        Case(BOTH, halves, "float32 at least: convert both logits first", play=in_both),
-        Case(
-            GRADIENT,
-            hot,
-            "the gradient of a row is the temperature times q - p",
-            gradient=True,
-            teaching="the gradient alone, with nothing excluded",
-        ),
-        Case(FIXED, one_place, "detach the teacher", play=fixed),
-    ),
+    cases=CASES,
     hints=(
         "Choose the places first: `student[targets != -100]` has shape (N, V), and nothing else is "
         "needed of the targets.",

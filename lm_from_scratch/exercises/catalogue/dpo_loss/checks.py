@@ -197,6 +197,36 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(PAIR, one_pair,
+         "sum the log-probabilities of each answer, subtract those of the reference, times beta",
+         points=2, teaching="the formula, with nothing masked"),
+    Case(LENGTHS, lengths,
+         "only the tokens of the answer count, in both models; long and short answers are sums",
+         points=2, teaching="a batch as it is in training"),
+    Case(RUBBISH, rubbish, "NaN times 0 is NaN: replace what is outside, do not multiply it",
+         points=2),
+    Case(FIRST, first_step,
+         "all margins are 0: what is -log of the sigmoid of 0? No pair is won yet", points=3),
+    Case("another beta", by_beta(0.5), "beta multiplies the rewards, whatever it is"),
+    Case(FALL, both_fall,
+         "a pair is won if its chosen answer fell less: only the difference counts", points=2,
+         teaching="a chosen answer that becomes less probable all the way"),
+    Case("long rejected answers", longer,
+         "a long answer is less probable than a short one, in the reference as well",
+         teaching="what makes a reward of a probability"),
+    Case(FAR, far_apart,
+         "the sigmoid of -1000 is 0 in float32, and its logarithm is not: use the function that "
+         "gives both at once"),
+    Case("float64", precise,
+         "compute in the dtype of the log-probabilities; a small lead is a lead"),
+    Case(GRADIENT, lengths, "both answers pull, in opposite directions; what is masked does not",
+         gradient=True),
+    Case(FROZEN, one_pair, "detach the reference, and what is only reported", play=frozen,
+         points=2),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="dpo_loss",
     function="dpo_loss",
@@ -205,72 +235,7 @@ EXERCISE = Exercise(
     difficulty=2,
     outcome="Write the loss of preferences, and say what it must be before the first step.",
     reference=reference,
-    cases=(
-        Case(
-            PAIR,
-            one_pair,
-            "sum the log-probabilities of each answer, subtract those of the reference, times beta",
-            points=2,
-            teaching="the formula, with nothing masked",
-        ),
-        Case(
-            LENGTHS,
-            lengths,
-            "only the tokens of the answer count, in both models; long and short answers are sums",
-            points=2,
-            teaching="a batch as it is in training",
-        ),
-        Case(
-            RUBBISH,
-            rubbish,
-            "NaN times 0 is NaN: replace what is outside, do not multiply it",
-            points=2,
-        ),
-        Case(
-            FIRST,
-            first_step,
-            "all margins are 0: what is -log of the sigmoid of 0? No pair is won yet",
-            points=3,
-        ),
-        Case("another beta", by_beta(0.5), "beta multiplies the rewards, whatever it is"),
-        Case(
-            FALL,
-            both_fall,
-            "a pair is won if its chosen answer fell less: only the difference counts",
-            points=2,
-            teaching="a chosen answer that becomes less probable all the way",
-        ),
-        Case(
-            "long rejected answers",
-            longer,
-            "a long answer is less probable than a short one, in the reference as well",
-            teaching="what makes a reward of a probability",
-        ),
-        Case(
-            FAR,
-            far_apart,
-            "the sigmoid of -1000 is 0 in float32, and its logarithm is not: use the function that "
-            "gives both at once",
-        ),
-        Case(
-            "float64",
-            precise,
-            "compute in the dtype of the log-probabilities; a small lead is a lead",
-        ),
-        Case(
-            GRADIENT,
-            lengths,
-            "both answers pull, in opposite directions; what is masked does not",
-            gradient=True,
-        ),
-        Case(
-            FROZEN,
-            one_pair,
-            "detach the reference, and what is only reported",
-            play=frozen,
-            points=2,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Four numbers for each pair: how probable each answer is, in each model. The probability "
         "of a whole answer is a product, so its logarithm is a sum.",

@@ -98,38 +98,6 @@ def used(grad: Tensor, following: Tensor, rank: int, projection_type: str = "") 
     return call(grad=grad, following=following, rank=rank, **options)
 
 
-def tall(g: Generator) -> Call:
-    return used(gradient(g, 9, 5), normal(g, 9, 5), 2)
-
-
-def broad(g: Generator) -> Call:
-    return used(gradient(g, 4, 7), normal(g, 4, 7), 3)
-
-
-def square(g: Generator) -> Call:
-    return used(gradient(g, 6, 6), normal(g, 6, 6), 2, "std")
-
-
-def square_coordinates(g: Generator) -> Call:
-    return used(gradient(g, 5, 8), normal(g, 5, 8), 5, "reverse_std")
-
-
-def beyond(g: Generator) -> Call:
-    return used(gradient(g, 7, 4), normal(g, 7, 4), 6, "reverse_std")
-
-
-def beyond_wide(g: Generator) -> Call:
-    return used(gradient(g, 3, 7), normal(g, 3, 7), 6)
-
-
-def beyond_tall(g: Generator) -> Call:
-    return used(gradient(g, 7, 3), normal(g, 7, 3), 6)
-
-
-def square_reversed(g: Generator) -> Call:
-    return used(gradient(g, 6, 6), normal(g, 6, 6), 2, "reverse_std")
-
-
 def held(g: Generator) -> Call:
     """One column of U, which is contiguous as it is, and still a view."""
     return call(grad=gradient(g, 9, 12), rank=1)
@@ -249,6 +217,52 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("a tall matrix", lambda g: used(gradient(g, 9, 5), normal(g, 9, 5), 2),
+         "tall (9, 5) and std: a right basis of shape (5, 2), from the rows of Vh, and "
+         "coordinates of shape (9, 2)", points=2, play=there_and_back, tolerance=(1e-4, 1e-5),
+         teaching="the usual case, and the first thing to read"),
+    Case("a wide matrix", lambda g: used(gradient(g, 4, 7), normal(g, 4, 7), 3),
+         "wide (4, 7) and std: a left basis of shape (4, 3), from the columns of U", points=2,
+         play=there_and_back, tolerance=(1e-4, 1e-5),
+         teaching="the other side, before reverse_std mixes in"),
+    Case("a square matrix", lambda g: used(gradient(g, 6, 6), normal(g, 6, 6), 2, "std"),
+         "a square matrix counts as tall: nothing but the numbers shows the side",
+         play=there_and_back, tolerance=(1e-4, 1e-5)),
+    Case("reverse_std, a wide matrix with square coordinates",
+         lambda g: used(gradient(g, 5, 8), normal(g, 5, 8), 5, "reverse_std"),
+         "reverse_std takes the longer side: (5, 8) has a right basis here. At rank 5 the "
+         "coordinates have shape (5, 5), which does not tell the side: remember it",
+         play=there_and_back, tolerance=(1e-4, 1e-5)),
+    Case("reverse_std, a tall matrix, a rank above its smaller side",
+         lambda g: used(gradient(g, 7, 4), normal(g, 7, 4), 6, "reverse_std"),
+         "there are only min(m, n) leading directions, here 4. Coordinates of shape (4, 4) do not "
+         "tell the side", play=there_and_back, tolerance=(1e-4, 1e-5)),
+    Case("a wide matrix, a rank above its height",
+         lambda g: used(gradient(g, 3, 7), normal(g, 3, 7), 6),
+         "three directions on the left: coordinates of shape (3, 7) look like a gradient, and are "
+         "to be multiplied by the basis all the same", play=there_and_back, tolerance=(1e-4, 1e-5)),
+    Case("a tall matrix, a rank above its width",
+         lambda g: used(gradient(g, 7, 3), normal(g, 7, 3), 6),
+         "three directions on the right: coordinates of shape (7, 3) look like a gradient, and "
+         "are to be multiplied by the transposed basis all the same", play=there_and_back,
+         tolerance=(1e-4, 1e-5)),
+    Case("reverse_std, a square matrix",
+         lambda g: used(gradient(g, 6, 6), normal(g, 6, 6), 2, "reverse_std"),
+         "a square matrix counts as tall, so that reverse_std takes the left side",
+         play=there_and_back, tolerance=(1e-4, 1e-5)),
+    Case("what stays in memory", held,
+         "a slice is a view, and keeps the whole factor alive: copy it. .contiguous() need not "
+         "copy, .clone() does. Keep neither gradient nor factors in the object", points=2,
+         play=kept),
+    Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits",
+         play=there_and_back),
+    Case("a bfloat16 gradient", brain,
+         "there is no SVD in bfloat16: convert, and keep float32 for basis and coordinates",
+         play=there_and_back, tolerance=(1e-4, 1e-5)),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="galore_project",
     function="GradientProjection",
@@ -259,94 +273,7 @@ EXERCISE = Exercise(
     "keeps nothing but its basis.",
     after=("adamw_step",),
     reference=PackageProjection,
-    cases=(
-        Case(
-            "a tall matrix",
-            tall,
-            "tall (9, 5) and std: a right basis of shape (5, 2), from the rows of Vh, and "
-            "coordinates of shape (9, 2)",
-            points=2,
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-            teaching="the usual case, and the first thing to read",
-        ),
-        Case(
-            "a wide matrix",
-            broad,
-            "wide (4, 7) and std: a left basis of shape (4, 3), from the columns of U",
-            points=2,
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-            teaching="the other side, before reverse_std mixes in",
-        ),
-        Case(
-            "a square matrix",
-            square,
-            "a square matrix counts as tall: nothing but the numbers shows the side",
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-        ),
-        Case(
-            "reverse_std, a wide matrix with square coordinates",
-            square_coordinates,
-            "reverse_std takes the longer side: (5, 8) has a right basis here. At rank 5 the "
-            "coordinates have shape (5, 5), which does not tell the side: remember it",
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-        ),
-        Case(
-            "reverse_std, a tall matrix, a rank above its smaller side",
-            beyond,
-            "there are only min(m, n) leading directions, here 4. Coordinates of shape (4, 4) do "
-            "not tell the side",
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-        ),
-        Case(
-            "a wide matrix, a rank above its height",
-            beyond_wide,
-            "three directions on the left: coordinates of shape (3, 7) look like a gradient, and "
-            "are to be multiplied by the basis all the same",
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-        ),
-        Case(
-            "a tall matrix, a rank above its width",
-            beyond_tall,
-            "three directions on the right: coordinates of shape (7, 3) look like a gradient, and "
-            "are to be multiplied by the transposed basis all the same",
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-        ),
-        Case(
-            "reverse_std, a square matrix",
-            square_reversed,
-            "a square matrix counts as tall, so that reverse_std takes the left side",
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-        ),
-        Case(
-            "what stays in memory",
-            held,
-            "a slice is a view, and keeps the whole factor alive: copy it. .contiguous() need not "
-            "copy, .clone() does. Keep neither gradient nor factors in the object",
-            points=2,
-            play=kept,
-        ),
-        Case(
-            "float64 keeps its digits",
-            double,
-            "convert to float32 only what has fewer digits",
-            play=there_and_back,
-        ),
-        Case(
-            "a bfloat16 gradient",
-            brain,
-            "there is no SVD in bfloat16: convert, and keep float32 for basis and coordinates",
-            play=there_and_back,
-            tolerance=(1e-4, 1e-5),
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Decide the side once, in `__init__`, and remember it: no shape that comes later tells it "
         "for sure.",

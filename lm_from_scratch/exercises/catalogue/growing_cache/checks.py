@@ -248,18 +248,6 @@ def one_layer(g: Generator) -> Call:
     return call(n_layer=1, layers=text(g, 1), sizes=[5, 1, 1, 3])
 
 
-def two_layers(g: Generator) -> Call:
-    return call(n_layer=2, layers=text(g, 2), sizes=[4, 1, 3])
-
-
-def stopped(g: Generator) -> Call:
-    return call(n_layer=3, layers=text(g, 3), junk=text(g, 2, n=3))
-
-
-def thousands(g: Generator) -> Call:
-    return call(n_layer=1, layers=text(g, 1, n=2057))
-
-
 def chosen_rows(g: Generator) -> Call:
     keep = int(integers(g, 0, 2))  # a row that is there twice, and not in its own place
     rows = torch.tensor([2, 2, keep, 2])
@@ -466,6 +454,39 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("keys and values, pieces of 5, 1, 1, 3", one_layer,
+         "update returns the old pairs and then the new ones, along the token axis, 2", points=2,
+         play=pieces, teaching="one layer and the plain law, the first thing to read"),
+    Case("positions and mask, pieces of 5, 1, 1, 3", one_layer,
+         "the new tokens are the last T of S = length + T; row t sees S - T + t + 1 keys", points=3,
+         play=sight, teaching="what the new tokens may see, before anything goes wrong"),
+    Case("two layers, length within a pass",
+         lambda g: call(n_layer=2, layers=text(g, 2), sizes=[4, 1, 3]),
+         "every layer has its own pairs; a token counts when the last layer has got it", points=2,
+         play=whole_passes, teaching="it shows in which layer, and at which point of the pass"),
+    Case("rows are selected", chosen_rows,
+         "rows of keys and of values, in every layer; the number of rows may change", play=selected,
+         teaching="rows alone, after whole passes"),
+    Case("crop, and go on", two_texts,
+         "crop(2) keeps positions 0 and 1 of keys and values, in every layer", play=cropped,
+         teaching="crop alone, after whole passes"),
+    Case("reset, and another text", another_batch,
+         "after reset() a text with other rows and another dtype may come", play=forgotten),
+    Case("a pass that stops half-way",
+         lambda g: call(n_layer=3, layers=text(g, 3), junk=text(g, 2, n=3)),
+         "length did not count the lost tokens, so each layer goes on at length", play=broken_off),
+    Case("2057 tokens", lambda g: call(n_layer=1, layers=text(g, 1, n=2057)),
+         "the text says of no limit: every token is kept", play=long_text),
+    Case("what is refused, and leaves no trace", two_plain,
+         "look at everything before you change anything; -1 is no layer", play=refused),
+    Case("its own memory", two_plain,
+         "keep copies, and make them in __init__ or later, not in the class", play=own_memory),
+    Case("no graph is kept", two_plain,
+         "detach what you keep: a graph would hold every pass in memory", play=without_graph),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="growing_cache",
     function="GrowingPairs",
@@ -476,82 +497,7 @@ EXERCISE = Exercise(
     "over all of it gives.",
     after=("visibility",),
     reference=Reference,
-    cases=(
-        Case(
-            "keys and values, pieces of 5, 1, 1, 3",
-            one_layer,
-            "update returns the old pairs and then the new ones, along the token axis, 2",
-            points=2,
-            play=pieces,
-            teaching="one layer and the plain law, the first thing to read",
-        ),
-        Case(
-            "positions and mask, pieces of 5, 1, 1, 3",
-            one_layer,
-            "the new tokens are the last T of S = length + T; row t sees S - T + t + 1 keys",
-            points=3,
-            play=sight,
-            teaching="what the new tokens may see, before anything goes wrong",
-        ),
-        Case(
-            "two layers, length within a pass",
-            two_layers,
-            "every layer has its own pairs; a token counts when the last layer has got it",
-            points=2,
-            play=whole_passes,
-            teaching="it shows in which layer, and at which point of the pass",
-        ),
-        Case(
-            "rows are selected",
-            chosen_rows,
-            "rows of keys and of values, in every layer; the number of rows may change",
-            play=selected,
-            teaching="rows alone, after whole passes",
-        ),
-        Case(
-            "crop, and go on",
-            two_texts,
-            "crop(2) keeps positions 0 and 1 of keys and values, in every layer",
-            play=cropped,
-            teaching="crop alone, after whole passes",
-        ),
-        Case(
-            "reset, and another text",
-            another_batch,
-            "after reset() a text with other rows and another dtype may come",
-            play=forgotten,
-        ),
-        Case(
-            "a pass that stops half-way",
-            stopped,
-            "length did not count the lost tokens, so each layer goes on at length",
-            play=broken_off,
-        ),
-        Case(
-            "2057 tokens",
-            thousands,
-            "the text says of no limit: every token is kept",
-            play=long_text,
-        ),
-        Case(
-            "what is refused, and leaves no trace",
-            two_plain,
-            "look at everything before you change anything; -1 is no layer",
-            play=refused,
-        ),
-        Case(
-            "its own memory",
-            two_plain,
-            "keep copies, and make them in __init__ or later, not in the class",
-            play=own_memory,
-        ),
-        Case(
-            "no graph is kept",
-            two_plain,
-            "detach what you keep: a graph would hold every pass in memory",
-            play=without_graph,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Keep a pair of tensors for each layer, and nothing else: the length, the positions and "
         "the mask follow from their sizes. Which layer's size counts whole passes?",

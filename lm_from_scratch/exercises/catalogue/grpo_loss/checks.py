@@ -97,14 +97,6 @@ def moved(g: Generator) -> Call:
     return given(g, drawn(g, 3, 4), kl=0.0)
 
 
-def penalised(g: Generator) -> Call:
-    return given(g, drawn(g, 2, 3), moved=0.1, kl=0.3)
-
-
-def lengths(g: Generator) -> Call:
-    return masked(g, given(g, drawn(g, 3, 4), T=9))
-
-
 def rubbish(g: Generator) -> Call:
     """-inf and NaN at the end of all answers but one, and an answer without a token."""
     made = given(g, drawn(g, 2, 4), T=7)
@@ -157,10 +149,6 @@ def small(g: Generator) -> Call:
     """Rewards a hair apart: what is added to the standard deviation shows."""
     rewards = 0.5 + 1e-3 * torch.rand(2, 4, generator=g)
     return given(g, rewards, dtype=torch.float64, kl=0.0)
-
-
-def precise(g: Generator) -> Call:
-    return given(g, drawn(g, 2, 3), dtype=torch.float64)
 
 
 def fixed(function: Any, *args: Tensor, **options: Any) -> Any:
@@ -259,6 +247,39 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(FIRST, first_step,
+         "all ratios are 1: the loss is minus the mean of the advantages over the tokens", points=2,
+         teaching="advantages alone"),
+    Case(MOVED, moved, "with A < 0 the smaller of two products is the one with the larger ratio",
+         points=2, teaching="the clip, without a penalty"),
+    Case(KL, lambda g: given(g, drawn(g, 2, 3), moved=0.1, kl=0.3),
+         "the penalty has the reference above and the model below the line, as in the formula",
+         points=2, teaching="the penalty, with ratios that no clip reaches"),
+    Case(LENGTHS, lambda g: masked(g, given(g, drawn(g, 3, 4), T=9)),
+         "the sum over all tokens that count, by their number in the whole batch", points=2,
+         teaching="a batch as it is in training"),
+    Case(RUBBISH, rubbish,
+         "replace what is outside before you take exp; the answer without a token still has a "
+         "reward", teaching="values alone; the case of gradients has the same numbers", points=2),
+    Case(EQUAL, equal, "where all answers got the same, none is better than its group: 0 by 1e-4",
+         points=3),
+    Case(FAR, far,
+         "a good answer whose ratio is above the clip pulls no more, and neither does a bad one "
+         "below it; a good answer below the clip still does", points=3),
+    Case(WIDE, wide, "clip and kl are arguments"),
+    Case(SMALL, small, "1e-4 is added to the standard deviation, not to the variance",
+         teaching="where the small number shows"),
+    Case("float64", lambda g: given(g, drawn(g, 2, 3), dtype=torch.float64),
+         "compute in the dtype of the log-probabilities", teaching="more digits"),
+    Case(GRADIENT, rubbish,
+         "the ratio is 1 in the first step, and has a gradient all the same; NaN times 0 is NaN "
+         "in a gradient, too", gradient=True),
+    Case(FIXED, moved, "detach the old log-probabilities, the reference and the advantages",
+         play=fixed, points=2),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="grpo_loss",
     function="grpo_loss",
@@ -267,84 +288,7 @@ EXERCISE = Exercise(
     difficulty=3,
     outcome="Write the loss of GRPO, and predict which prompts of a batch teach nothing.",
     reference=reference,
-    cases=(
-        Case(
-            FIRST,
-            first_step,
-            "all ratios are 1: the loss is minus the mean of the advantages over the tokens",
-            points=2,
-            teaching="advantages alone",
-        ),
-        Case(
-            MOVED,
-            moved,
-            "with A < 0 the smaller of two products is the one with the larger ratio",
-            points=2,
-            teaching="the clip, without a penalty",
-        ),
-        Case(
-            KL,
-            penalised,
-            "the penalty has the reference above and the model below the line, as in the formula",
-            points=2,
-            teaching="the penalty, with ratios that no clip reaches",
-        ),
-        Case(
-            LENGTHS,
-            lengths,
-            "the sum over all tokens that count, by their number in the whole batch",
-            points=2,
-            teaching="a batch as it is in training",
-        ),
-        Case(
-            RUBBISH,
-            rubbish,
-            "replace what is outside before you take exp; the answer without a token still has a "
-            "reward",
-            teaching="values alone; the case of gradients has the same numbers",
-            points=2,
-        ),
-        Case(
-            EQUAL,
-            equal,
-            "where all answers got the same, none is better than its group: 0 by 1e-4",
-            points=3,
-        ),
-        Case(
-            FAR,
-            far,
-            "a good answer whose ratio is above the clip pulls no more, and neither does a bad one "
-            "below it; a good answer below the clip still does",
-            points=3,
-        ),
-        Case(WIDE, wide, "clip and kl are arguments"),
-        Case(
-            SMALL,
-            small,
-            "1e-4 is added to the standard deviation, not to the variance",
-            teaching="where the small number shows",
-        ),
-        Case(
-            "float64",
-            precise,
-            "compute in the dtype of the log-probabilities",
-            teaching="more digits",
-        ),
-        Case(
-            GRADIENT,
-            rubbish,
-            "the ratio is 1 in the first step, and has a gradient all the same; NaN times 0 is NaN "
-            "in a gradient, too",
-            gradient=True,
-        ),
-        Case(
-            FIXED,
-            moved,
-            "detach the old log-probabilities, the reference and the advantages",
-            play=fixed,
-            points=2,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Do it in three parts, and look at each alone: advantages (P, G, 1), the clipped product "
         "(P, G, T), the penalty (P, G, T). The mean comes last.",

@@ -44,10 +44,6 @@ def chat(g: Generator, turns: str) -> list[int]:
     return ids
 
 
-def one(g: Generator) -> Call:
-    return call([chat(g, "ua")])
-
-
 def several(g: Generator) -> Call:
     return call([chat(g, "uaua"), chat(g, "uauua"), chat(g, "uau")])
 
@@ -55,10 +51,6 @@ def several(g: Generator) -> Call:
 def short(g: Generator) -> Call:
     """The last answers of the short chats have padding right after their end."""
     return call([chat(g, "ua"), chat(g, "uauaua"), chat(g, "ua")])
-
-
-def empty(g: Generator) -> Call:
-    return call([chat(g, "ueua"), chat(g, "ue"), chat(g, "uae")])
 
 
 def cut(g: Generator) -> Call:
@@ -76,14 +68,6 @@ def in_a_text(g: Generator) -> Call:
     question = [START, USER, ASSISTANT, *asked, ASSISTANT, 0, END]
     answer = [START, ASSISTANT, ASSISTANT, 0, *said, ASSISTANT, USER, END]
     return call([question + answer + question, question + answer])
-
-
-def no_answer(g: Generator) -> Call:
-    return call([chat(g, "uu"), chat(g, "u")])
-
-
-def two_tokens(g: Generator) -> Call:
-    return call([[START, ASSISTANT], [START, ASSISTANT, END], [START, USER]])
 
 
 def ids_only(function: Any, chats: list[list[int]]) -> dict[str, Any]:
@@ -217,6 +201,36 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(IDS, short, "the ids were right: PAD on the right, and no list of the caller is changed",
+         play=ids_only, guard=True),
+    Case(NONE, lambda g: call([chat(g, "uu"), chat(g, "u")]),
+         "a chat in which only the user speaks has no target, and had none", play=targets_only,
+         guard=True, teaching="where the code as found is right"),
+    Case(STOP, several,
+         "a model stops where the end of a turn was a target: once for each of its turns",
+         play=counted, points=3, teaching="the first symptom, in two numbers"),
+    Case(FIRST, several, "the place of the role is the one whose target is the first word",
+         play=first_words, points=3, teaching="the second symptom, alone"),
+    Case(ONE, lambda g: call([chat(g, "ua")]),
+         "from the role on, each target is the next token, up to the end", play=targets_only,
+         teaching="one chat, to read"),
+    Case(TURNS, several, "a turn of the user has no target, whatever came before it",
+         play=targets_only, points=2, teaching="a conversation, as it will be in training"),
+    Case(SHORT, short,
+         "the end of a turn and the padding have one number: only the length tells them apart",
+         play=targets_only, points=3, teaching="padding beside the end of a turn"),
+    Case(EMPTY, lambda g: call([chat(g, "ueua"), chat(g, "ue"), chat(g, "uae")]),
+         "an answer without words ends as well", play=targets_only,
+         teaching="a target that is nothing but the end"),
+    Case(CUT, cut, "what was cut off is no target, and neither is the padding that stands there",
+         play=targets_only, points=2),
+    Case(TEXT, in_a_text, "a role stands after START, and nowhere else", play=targets_only),
+    Case(TWO, lambda g: call([[START, ASSISTANT], [START, ASSISTANT, END], [START, USER]]),
+         "a chat may have nothing but a role, and nothing but an end after it", play=targets_only),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_answer_mask",
     function="chat_batch",
@@ -227,88 +241,7 @@ EXERCISE = Exercise(
     reference=reference,
     after=("answer_targets",),
     hunt="threads on trainers of chats",
-    cases=(
-        Case(
-            IDS,
-            short,
-            "the ids were right: PAD on the right, and no list of the caller is changed",
-            play=ids_only,
-            guard=True,
-        ),
-        Case(
-            NONE,
-            no_answer,
-            "a chat in which only the user speaks has no target, and had none",
-            play=targets_only,
-            guard=True,
-            teaching="where the code as found is right",
-        ),
-        Case(
-            STOP,
-            several,
-            "a model stops where the end of a turn was a target: once for each of its turns",
-            play=counted,
-            points=3,
-            teaching="the first symptom, in two numbers",
-        ),
-        Case(
-            FIRST,
-            several,
-            "the place of the role is the one whose target is the first word",
-            play=first_words,
-            points=3,
-            teaching="the second symptom, alone",
-        ),
-        Case(
-            ONE,
-            one,
-            "from the role on, each target is the next token, up to the end",
-            play=targets_only,
-            teaching="one chat, to read",
-        ),
-        Case(
-            TURNS,
-            several,
-            "a turn of the user has no target, whatever came before it",
-            play=targets_only,
-            points=2,
-            teaching="a conversation, as it will be in training",
-        ),
-        Case(
-            SHORT,
-            short,
-            "the end of a turn and the padding have one number: only the length tells them apart",
-            play=targets_only,
-            points=3,
-            teaching="padding beside the end of a turn",
-        ),
-        Case(
-            EMPTY,
-            empty,
-            "an answer without words ends as well",
-            play=targets_only,
-            teaching="a target that is nothing but the end",
-        ),
-        Case(
-            CUT,
-            cut,
-            "what was cut off is no target, and neither is the padding that stands there",
-            play=targets_only,
-            points=2,
-        ),
-        Case(
-            TEXT,
-            in_a_text,
-            "a role stands after START, and nowhere else",
-            play=targets_only,
-        ),
-        Case(
-            TWO,
-            two_tokens,
-            "a chat may have nothing but a role, and nothing but an end after it",
-            play=targets_only,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Print `input_ids` and `targets` of one short chat below each other. Which token of the "
         "answer is no target anywhere? Which place has a target and should have none?",

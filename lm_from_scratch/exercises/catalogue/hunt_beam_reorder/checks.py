@@ -104,28 +104,12 @@ def with_parents(g: Generator, *parents: list[int]) -> Call:
     return call(keys=keys, values=values, parents=torch.tensor(parents))
 
 
-def nothing_moves(g: Generator) -> Call:
-    return with_parents(g, [0, 1, 2])
-
-
 def from_behind(g: Generator) -> Call:
     return with_parents(g, [1, 2, 2])
 
 
 def continued_twice(g: Generator) -> Call:
     return with_parents(g, [0, 0, 1])
-
-
-def exchanged(g: Generator) -> Call:
-    return with_parents(g, [2, 0, 1, 3])
-
-
-def two_prompts(g: Generator) -> Call:
-    return with_parents(g, [1, 1, 2], [2, 2, 2])
-
-
-def three_prompts(g: Generator) -> Call:
-    return with_parents(g, [0, 1], [1, 1], [0, 0])
 
 
 def twice_the_same(g: Generator) -> Call:
@@ -211,6 +195,35 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("every beam is its own parent", lambda g: with_parents(g, [0, 1, 2]),
+         "nothing moves, and nothing may be lost", play=moved, guard=True,
+         teaching="what the code as found did right"),
+    Case("parents 1, 2, 2", from_behind,
+         "compare keys with values: both must follow, in every layer", points=2, play=moved,
+         teaching="a loop in place is right here, so that only what is left out shows"),
+    Case("parents 0, 0, 1", continued_twice,
+         "beam 2 needs beam 1 as it was before beam 1 became a copy of beam 0", points=3,
+         play=moved,
+         teaching="the step of the page, and the plainest where a parent is overwritten"),
+    Case("parents 2, 0, 1, 3", lambda g: with_parents(g, [2, 0, 1, 3]),
+         "three beams change places in a ring: no order of single copies is right", play=moved),
+    Case("two prompts, parents 1, 1, 2 and 2, 2, 2",
+         lambda g: with_parents(g, [1, 1, 2], [2, 2, 2]),
+         "parent 2 of the second prompt is row 3 + 2", points=2, play=moved,
+         teaching="two prompts, without a parent that is overwritten"),
+    Case("three prompts with two beams", lambda g: with_parents(g, [0, 1], [1, 1], [0, 0]),
+         "the rows of prompt p begin at p times the number of beams", play=moved),
+    Case("the buffers stay where they are", continued_twice,
+         "write into the tensors; do not put others into the lists", play=same_memory),
+    Case("the cache stays a cache", from_behind,
+         "a tuple of tensors has neither `length` nor `append`", play=same_cache),
+    Case("two steps, new tokens between them", twice_the_same,
+         "two beams with one parent go on with different tokens", play=two_steps,
+         teaching="the use in a search: no beam's new token may reach its sister"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_beam_reorder",
     function="reorder",
@@ -222,71 +235,7 @@ EXERCISE = Exercise(
     after=("growing_cache",),
     reference=reference,
     hunt="Q16",
-    cases=(
-        Case(
-            "every beam is its own parent",
-            nothing_moves,
-            "nothing moves, and nothing may be lost",
-            play=moved,
-            guard=True,
-            teaching="what the code as found did right",
-        ),
-        Case(
-            "parents 1, 2, 2",
-            from_behind,
-            "compare keys with values: both must follow, in every layer",
-            points=2,
-            play=moved,
-            teaching="a loop in place is right here, so that only what is left out shows",
-        ),
-        Case(
-            "parents 0, 0, 1",
-            continued_twice,
-            "beam 2 needs beam 1 as it was before beam 1 became a copy of beam 0",
-            points=3,
-            play=moved,
-            teaching="the step of the page, and the plainest where a parent is overwritten",
-        ),
-        Case(
-            "parents 2, 0, 1, 3",
-            exchanged,
-            "three beams change places in a ring: no order of single copies is right",
-            play=moved,
-        ),
-        Case(
-            "two prompts, parents 1, 1, 2 and 2, 2, 2",
-            two_prompts,
-            "parent 2 of the second prompt is row 3 + 2",
-            points=2,
-            play=moved,
-            teaching="two prompts, without a parent that is overwritten",
-        ),
-        Case(
-            "three prompts with two beams",
-            three_prompts,
-            "the rows of prompt p begin at p times the number of beams",
-            play=moved,
-        ),
-        Case(
-            "the buffers stay where they are",
-            continued_twice,
-            "write into the tensors; do not put others into the lists",
-            play=same_memory,
-        ),
-        Case(
-            "the cache stays a cache",
-            from_behind,
-            "a tuple of tensors has neither `length` nor `append`",
-            play=same_cache,
-        ),
-        Case(
-            "two steps, new tokens between them",
-            twice_the_same,
-            "two beams with one parent go on with different tokens",
-            play=two_steps,
-            teaching="the use in a search: no beam's new token may reach its sister",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Take three beams with one number each, 10, 20, 30, and parents 0, 0, 1. Follow the loop "
         "by hand. Then ask which tensors it never touches.",

@@ -94,28 +94,8 @@ def arguments(g: Generator, T: int, n: int, chunk: int, B: int = 3) -> Call:
     return call(weights=double, prompt=integers(g, 0, V, B, T), n=n, chunk=chunk)
 
 
-def no_past(g: Generator) -> Call:
-    return arguments(g, T=5, n=1, chunk=8)
-
-
 def in_one_piece(g: Generator) -> Call:
     return arguments(g, T=5, n=5, chunk=8)
-
-
-def from_one_token(g: Generator) -> Call:
-    return arguments(g, T=1, n=4, chunk=8, B=2)
-
-
-def in_pieces(g: Generator) -> Call:
-    return arguments(g, T=8, n=3, chunk=3)
-
-
-def token_by_token(g: Generator) -> Call:
-    return arguments(g, T=4, n=2, chunk=1, B=1)
-
-
-def hundreds(g: Generator) -> Call:
-    return arguments(g, T=300, n=2, chunk=150, B=1)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -200,6 +180,33 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("a prompt in one piece, no past yet", lambda g: arguments(g, T=5, n=1, chunk=8),
+         "without a past the code as found was right: do not change what it did there",
+         play=by_round, guard=True, teaching="what the code as found did right"),
+    Case("each token is read once", in_one_piece,
+         "after the prompt a round reads one token: the cache has the others", points=2,
+         play=tokens_read, teaching="the first repair alone, seen in counts"),
+    Case("five rounds after a prompt in one piece", in_one_piece,
+         "in round 2 one token is new, and it is not the first of the text: at which position?",
+         points=3, play=by_round,
+         teaching="the script's own use, where one new token sees all keys"),
+    Case("a prompt of one token", lambda g: arguments(g, T=1, n=4, chunk=8, B=2),
+         "the second token stands at position 1, and sees two keys", play=by_round,
+         teaching="the smallest text with a past, which can be followed by hand"),
+    Case("a prompt in pieces of three", lambda g: arguments(g, T=8, n=3, chunk=3),
+         "the new tokens are the last of the keys: which rows of the triangle are theirs?",
+         points=3, play=by_round,
+         teaching="a second piece, in a text that can be followed by hand"),
+    Case("a prompt token by token", lambda g: arguments(g, T=4, n=2, chunk=1, B=1),
+         "the past counts tokens, whoever chose them; a piece has `chunk` of them",
+         play=read_and_logits),
+    Case("a prompt of 300 tokens", lambda g: arguments(g, T=300, n=2, chunk=150, B=1),
+         "a token sees all tokens before it, however many there are", play=by_round),
+    Case("two calls", in_one_piece, "each call begins with an empty cache", play=twice),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_cached_generation",
     function="write",
@@ -211,60 +218,7 @@ EXERCISE = Exercise(
     after=("growing_cache",),
     reference=reference,
     hunt="G1, G2, G3, G4",
-    cases=(
-        Case(
-            "a prompt in one piece, no past yet",
-            no_past,
-            "without a past the code as found was right: do not change what it did there",
-            play=by_round,
-            guard=True,
-            teaching="what the code as found did right",
-        ),
-        Case(
-            "each token is read once",
-            in_one_piece,
-            "after the prompt a round reads one token: the cache has the others",
-            points=2,
-            play=tokens_read,
-            teaching="the first repair alone, seen in counts",
-        ),
-        Case(
-            "five rounds after a prompt in one piece",
-            in_one_piece,
-            "in round 2 one token is new, and it is not the first of the text: at which position?",
-            points=3,
-            play=by_round,
-            teaching="the script's own use, where one new token sees all keys",
-        ),
-        Case(
-            "a prompt of one token",
-            from_one_token,
-            "the second token stands at position 1, and sees two keys",
-            play=by_round,
-            teaching="the smallest text with a past, which can be followed by hand",
-        ),
-        Case(
-            "a prompt in pieces of three",
-            in_pieces,
-            "the new tokens are the last of the keys: which rows of the triangle are theirs?",
-            points=3,
-            play=by_round,
-            teaching="a second piece, in a text that can be followed by hand",
-        ),
-        Case(
-            "a prompt token by token",
-            token_by_token,
-            "the past counts tokens, whoever chose them; a piece has `chunk` of them",
-            play=read_and_logits,
-        ),
-        Case(
-            "a prompt of 300 tokens",
-            hundreds,
-            "a token sees all tokens before it, however many there are",
-            play=by_round,
-        ),
-        Case("two calls", in_one_piece, "each call begins with an empty cache", play=twice),
-    ),
+    cases=CASES,
     hints=(
         "Write down for the first three rounds: how many tokens are fed, at which positions, and "
         "how many keys there are. A cache that works holds 5, 6, 7 keys after a prompt of 5.",

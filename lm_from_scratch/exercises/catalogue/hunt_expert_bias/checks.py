@@ -38,10 +38,6 @@ def moved(g: Generator) -> Call:
     return given(g, normal(g, 8, scale=0.3), k=3)
 
 
-def fresh(g: Generator) -> Call:
-    return given(g, torch.zeros(8), k=3, groups=(4, 2), scale=1.5)
-
-
 def negative(g: Generator) -> Call:
     """The best sum of a token is below 0, so a closed expert that counts 0 is better."""
     return given(g, -3.0 + normal(g, 12, scale=0.3), k=4, groups=(3, 2))
@@ -50,10 +46,6 @@ def negative(g: Generator) -> Call:
 def far_below(g: Generator) -> Call:
     """No finite number that stands for a closed expert is below these sums, bar the lowest."""
     return given(g, -1e30 * (1 + torch.rand(12, generator=g)), k=4, groups=(3, 2))
-
-
-def mixed(g: Generator) -> Call:
-    return given(g, normal(g, 16, scale=0.5), k=3, groups=(4, 2), scale=2.5)
 
 
 def two_of_a_group(g: Generator) -> Call:
@@ -79,14 +71,6 @@ def large(g: Generator) -> Call:
     logits = normal(g, 12, 8)
     logits[:, [2, 5]] = -20 + 8 * torch.rand(12, 2, generator=g)
     return call(logits, bias, 2, 1, 1, 1.0)
-
-
-def one(g: Generator) -> Call:
-    return given(g, normal(g, 8, scale=0.3), k=1, scale=2.0)
-
-
-def double(g: Generator) -> Call:
-    return given(g, normal(g, 8, scale=0.3), k=3, dtype=torch.float64)
 
 
 def with_gradient(function: Callable[..., Tensor], logits: Tensor, *rest: Any) -> Any:
@@ -156,6 +140,37 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(CHOICE, moved, "gather the weights from the sigmoids, without the bias", points=2,
+         teaching="the first mistake, alone: one group"),
+    Case(BELOW, negative, "all sums are below 0: a closed expert that counts 0 is the best of all",
+         points=2, teaching="the second mistake, at sums that one can read"),
+    Case(FAR, far_below,
+         "biases of -1e30 and less: a closed expert must be below any number, so -inf"),
+    Case(GROUPS, lambda g: given(g, normal(g, 16, scale=0.5), k=3, groups=(4, 2), scale=2.5),
+         "4 groups of 4 experts, 2 open: groups are judged by sums with the bias", points=2,
+         teaching="both together, with a scale"),
+    Case(SECOND, two_of_a_group,
+         "the best expert of all stands in a closed group: the other group's two are worth more",
+         teaching="one group is better by its best expert, the other by its two best"),
+    Case(THIRD, third_of_a_group, "three middling experts are worth less than two good ones"),
+    Case("a bias that decides alone", large,
+         "biases of 50 and 40 choose; the weights come from the smallest scores there are",
+         teaching="the first mistake at its largest"),
+    Case("one expert for each token", lambda g: given(g, normal(g, 8, scale=0.3), k=1, scale=2.0),
+         "the weight of a single expert is the scale",
+         teaching="weights that say nothing but the choice"),
+    Case("float64", lambda g: given(g, normal(g, 8, scale=0.3), k=3, dtype=torch.float64),
+         "nothing becomes float32", teaching="more digits"),
+    Case("gradients of the logits", moved,
+         "the weights must have a gradient; the choice has none, and the bias gets none",
+         play=with_gradient),
+    Case(FRESH, lambda g: given(g, torch.zeros(8), k=3, groups=(4, 2), scale=1.5),
+         "with biases of 0 the code as found was right", guard=True,
+         teaching="the code as found passes it: this is why a fresh model shows nothing"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_expert_bias",
     function="expert_weights",
@@ -165,71 +180,7 @@ EXERCISE = Exercise(
     outcome="Keep what chooses experts apart from what weighs them, and close a group for good.",
     reference=reference,
     hunt="M48, M49",
-    cases=(
-        Case(
-            CHOICE,
-            moved,
-            "gather the weights from the sigmoids, without the bias",
-            points=2,
-            teaching="the first mistake, alone: one group",
-        ),
-        Case(
-            BELOW,
-            negative,
-            "all sums are below 0: a closed expert that counts 0 is the best of all",
-            points=2,
-            teaching="the second mistake, at sums that one can read",
-        ),
-        Case(
-            FAR,
-            far_below,
-            "biases of -1e30 and less: a closed expert must be below any number, so -inf",
-        ),
-        Case(
-            GROUPS,
-            mixed,
-            "4 groups of 4 experts, 2 open: groups are judged by sums with the bias",
-            points=2,
-            teaching="both together, with a scale",
-        ),
-        Case(
-            SECOND,
-            two_of_a_group,
-            "the best expert of all stands in a closed group: the other group's two are worth more",
-            teaching="one group is better by its best expert, the other by its two best",
-        ),
-        Case(
-            THIRD,
-            third_of_a_group,
-            "three middling experts are worth less than two good ones",
-        ),
-        Case(
-            "a bias that decides alone",
-            large,
-            "biases of 50 and 40 choose; the weights come from the smallest scores there are",
-            teaching="the first mistake at its largest",
-        ),
-        Case(
-            "one expert for each token",
-            one,
-            "the weight of a single expert is the scale",
-            teaching="weights that say nothing but the choice",
-        ),
-        Case("float64", double, "nothing becomes float32", teaching="more digits"),
-        Case(
-            "gradients of the logits",
-            moved,
-            "the weights must have a gradient; the choice has none, and the bias gets none",
-            play=with_gradient,
-        ),
-        Case(
-            FRESH,
-            fresh,
-            "with biases of 0 the code as found was right",
-            guard=True,
-            teaching="the code as found passes it: this is why a fresh model shows nothing",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Set the biases to 0.3, 0.3, ...: the same for all. Which numbers of the result should "
         "change, and which do?",

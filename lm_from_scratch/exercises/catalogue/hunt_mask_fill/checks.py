@@ -187,6 +187,32 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(ORDINARY, ordinary,
+         "scores over the root of D, a softmax over the visible keys, a mean of their values",
+         guard=True, gradient=True,
+         teaching="the code as found passes it, and so did the tests of its authors"),
+    Case(PADDING, large,
+         "scores are millions here: what is added to a hidden one does not make it the lowest",
+         points=2, play=other_padding),
+    Case(BELOW, far_below, "the visible scores lie below -10000, so a key that gets -10000 wins",
+         points=2),
+    Case(HALF, half,
+         "the lowest float16 is -65504, and -65504 - 100 is minus infinity. A row of it is NaN, "
+         "and 0 * NaN is NaN in the layer above", points=2, play=two_layers),
+    Case(EMPTY, left_padded,
+         "where all scores are equal, the softmax is a plain mean, here over hidden keys", points=2,
+         teaching="the values alone, which is the shorter report"),
+    Case("gradients, with queries that see no key", left_padded,
+         "the gradient of a softmax is NaN where its result is, even if a later line hides it",
+         points=1, gradient=True,
+         teaching="in float32, where gradients can be compared and not only be NaN"),
+    Case("gradients in float16", half,
+         "what is infinite in float16 alone makes NaN of its gradients, behind results of 0",
+         points=1, play=not_numbers),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_mask_fill",
     function="masked_attention",
@@ -197,59 +223,7 @@ EXERCISE = Exercise(
     reference=reference,
     hunt="G25, Q23",
     after=("attention",),
-    cases=(
-        Case(
-            ORDINARY,
-            ordinary,
-            "scores over the root of D, a softmax over the visible keys, a mean of their values",
-            guard=True,
-            gradient=True,
-            teaching="the code as found passes it, and so did the tests of its authors",
-        ),
-        Case(
-            PADDING,
-            large,
-            "scores are millions here: what is added to a hidden one does not make it the lowest",
-            points=2,
-            play=other_padding,
-        ),
-        Case(
-            BELOW,
-            far_below,
-            "the visible scores lie below -10000, so a key that gets -10000 wins",
-            points=2,
-        ),
-        Case(
-            HALF,
-            half,
-            "the lowest float16 is -65504, and -65504 - 100 is minus infinity. A row of it is NaN, "
-            "and 0 * NaN is NaN in the layer above",
-            points=2,
-            play=two_layers,
-        ),
-        Case(
-            EMPTY,
-            left_padded,
-            "where all scores are equal, the softmax is a plain mean, here over hidden keys",
-            points=2,
-            teaching="the values alone, which is the shorter report",
-        ),
-        Case(
-            "gradients, with queries that see no key",
-            left_padded,
-            "the gradient of a softmax is NaN where its result is, even if a later line hides it",
-            points=1,
-            gradient=True,
-            teaching="in float32, where gradients can be compared and not only be NaN",
-        ),
-        Case(
-            "gradients in float16",
-            half,
-            "what is infinite in float16 alone makes NaN of its gradients, behind results of 0",
-            points=1,
-            play=not_numbers,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "What is left of a hidden score of 12000 after the bias? And which of two hidden keys wins "
         "if their scores differ?",

@@ -69,10 +69,6 @@ def both_signs(g: Generator, rows: int, width: int, block: int) -> Call:
     return call(x=x, BLOCK=block)
 
 
-def full_block(g: Generator) -> Call:
-    return both_signs(g, 3, 16, 16)
-
-
 def short(g: Generator) -> Call:
     return both_signs(g, 2, 11, 16)
 
@@ -81,10 +77,6 @@ def below_zero(g: Generator) -> Call:
     x = -normal(g, 3, 11).abs() - torch.tensor([[1.0], [5.0], [0.5]])
     x[2, 4] = 0
     return call(x=x, BLOCK=16)
-
-
-def far_below(g: Generator) -> Call:
-    return call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128)
 
 
 def hidden(g: Generator) -> Call:
@@ -135,6 +127,28 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("rows as long as the block", lambda g: both_signs(g, 3, 16, 16),
+         "the largest number of each row, and each number minus that one", play=results, guard=True,
+         teaching="one of the tests that the code as found has passed"),
+    Case("rows of both signs, shorter than the block", short,
+         "row r begins at r * width, in x and in out", play=results, guard=True,
+         teaching="one of the tests that the code as found has passed"),
+    Case("rows without a number above 0", below_zero,
+         "print the whole block in the kernel: what stands in the lanes behind the row?", points=3,
+         play=results),
+    Case("numbers near -30000", lambda g: call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128),
+         "no number that is written down in the code is small enough for every row, but one",
+         points=2, play=results),
+    Case("places of minus infinity", hidden,
+         "whether a lane belongs to the row is a matter of its column, not of its number", points=2,
+         play=results),
+    Case("nothing is written behind the last row", short,
+         "a block has BLOCK lanes, also when it is stored; in the interpreter the next row "
+         "repairs what the row before has spoilt, except behind the last", points=3, play=around),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_masked_lanes",
     function="margins",
@@ -146,53 +160,7 @@ EXERCISE = Exercise(
     reference=REFERENCE,
     needs="triton",
     hunt="masked lanes of the GPU pages",
-    cases=(
-        Case(
-            "rows as long as the block",
-            full_block,
-            "the largest number of each row, and each number minus that one",
-            play=results,
-            guard=True,
-            teaching="one of the tests that the code as found has passed",
-        ),
-        Case(
-            "rows of both signs, shorter than the block",
-            short,
-            "row r begins at r * width, in x and in out",
-            play=results,
-            guard=True,
-            teaching="one of the tests that the code as found has passed",
-        ),
-        Case(
-            "rows without a number above 0",
-            below_zero,
-            "print the whole block in the kernel: what stands in the lanes behind the row?",
-            points=3,
-            play=results,
-        ),
-        Case(
-            "numbers near -30000",
-            far_below,
-            "no number that is written down in the code is small enough for every row, but one",
-            points=2,
-            play=results,
-        ),
-        Case(
-            "places of minus infinity",
-            hidden,
-            "whether a lane belongs to the row is a matter of its column, not of its number",
-            points=2,
-            play=results,
-        ),
-        Case(
-            "nothing is written behind the last row",
-            short,
-            "a block has BLOCK lanes, also when it is stored; in the interpreter the next row "
-            "repairs what the row before has spoilt, except behind the last",
-            points=3,
-            play=around,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "A block has BLOCK lanes, a row has fewer numbers. Follow one lane behind the row through "
         "all five lines: what does it hold, and where does it go?",

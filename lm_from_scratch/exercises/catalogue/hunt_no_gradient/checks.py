@@ -94,10 +94,6 @@ def hanging(g: Generator) -> Call:
     return call(model, ids, log_probs(model, ids), advantages, mask)
 
 
-def precise(g: Generator) -> Call:
-    return answers(g, steps=1, dtype=torch.float64)
-
-
 def value(function: Any, *args: Any, **options: Any) -> dict[str, Tensor]:
     """The loss, as it is printed."""
     return {"the loss": function(*args, **options).detach()}
@@ -267,6 +263,31 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(VALUE, first_step, "in the first step all ratios are 1, and the loss as found was right",
+         play=value, guard=True, teaching="the code as found passes it: the loss shows nothing"),
+    Case(FIRST, first_step, "the weights learn through a pass of the model: where is it?",
+         play=gradients, points=3, teaching="the symptom: weights without a gradient"),
+    Case(LATER, later_step,
+         "the weights have moved since: what was noted is the old, and the ratio is not 1",
+         play=value, points=2, teaching="where the second repair fails"),
+    Case(CLIPPED, later_step,
+         "tokens that have gone beyond the clip, in the direction of their advantage, have none",
+         play=gradients, points=2, teaching="what the clip is for"),
+    Case(WIDE, wide, "clip is an argument", play=gradients),
+    Case(THREE, first_step, "the second step on the same answers already has other ratios",
+         play=three_steps, points=3, teaching="what a run does: the weights move"),
+    Case(RUBBISH, rubbish, "replace what is outside the answers; NaN times 0 is NaN",
+         play=gradients),
+    Case(HANGING, hanging, "two passes with equal graphs cancel: the old one must be a constant",
+         play=gradients, points=2, teaching="a gradient that is there, and 0"),
+    Case(OTHERS, later_step, "only the weights of the model learn; optimizers delete gradients",
+         play=others, points=2),
+    Case("float64", lambda g: answers(g, steps=1, dtype=torch.float64), "nothing becomes float32",
+         play=value, teaching="more digits"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_no_gradient",
     function="step_loss",
@@ -278,77 +299,7 @@ EXERCISE = Exercise(
     reference=reference,
     after=("grpo_loss",),
     hunt="a thread on a trainer of reasoning models",
-    cases=(
-        Case(
-            VALUE,
-            first_step,
-            "in the first step all ratios are 1, and the loss as found was right",
-            play=value,
-            guard=True,
-            teaching="the code as found passes it: the loss shows nothing",
-        ),
-        Case(
-            FIRST,
-            first_step,
-            "the weights learn through a pass of the model: where is it?",
-            play=gradients,
-            points=3,
-            teaching="the symptom: weights without a gradient",
-        ),
-        Case(
-            LATER,
-            later_step,
-            "the weights have moved since: what was noted is the old, and the ratio is not 1",
-            play=value,
-            points=2,
-            teaching="where the second repair fails",
-        ),
-        Case(
-            CLIPPED,
-            later_step,
-            "tokens that have gone beyond the clip, in the direction of their advantage, have none",
-            play=gradients,
-            points=2,
-            teaching="what the clip is for",
-        ),
-        Case(WIDE, wide, "clip is an argument", play=gradients),
-        Case(
-            THREE,
-            first_step,
-            "the second step on the same answers already has other ratios",
-            play=three_steps,
-            points=3,
-            teaching="what a run does: the weights move",
-        ),
-        Case(
-            RUBBISH,
-            rubbish,
-            "replace what is outside the answers; NaN times 0 is NaN",
-            play=gradients,
-        ),
-        Case(
-            HANGING,
-            hanging,
-            "two passes with equal graphs cancel: the old one must be a constant",
-            play=gradients,
-            points=2,
-            teaching="a gradient that is there, and 0",
-        ),
-        Case(
-            OTHERS,
-            later_step,
-            "only the weights of the model learn; optimizers delete gradients",
-            play=others,
-            points=2,
-        ),
-        Case(
-            "float64",
-            precise,
-            "nothing becomes float32",
-            play=value,
-            teaching="more digits",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Print the norm of the gradient of one weight after `backward()`, with the last line of "
         "the code as it is. Then remove that line and read the message again: is it wrong?",

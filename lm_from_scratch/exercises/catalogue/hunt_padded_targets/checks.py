@@ -38,18 +38,6 @@ def short(g: Generator) -> Call:
     return call(text(g, 5), 12)
 
 
-def full(g: Generator) -> Call:
-    return call(text(g, 9), 9)
-
-
-def long(g: Generator) -> Call:
-    return call(text(g, 14), 10)
-
-
-def hi(g: Generator) -> Call:
-    return call(text(g, 2), 32)
-
-
 def with_padding_token(g: Generator) -> Call:
     """The padding token first, inside and last."""
     return call([PAD, *text(g, 3), PAD, PAD, *text(g, 2), PAD], 13)
@@ -152,6 +140,31 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("the ids of a short text", short,
+         "input_ids hold the text and then PAD, never -100; make a new list by +, as += and "
+         "extend write into the caller's", play=part("input_ids"), guard=True,
+         teaching="what a repair of the labels must not touch"),
+    Case("a text that fills the row", lambda g: call(text(g, 9), 9),
+         "every token is real here: the mask is all ones, the labels are the ids", play=whole,
+         guard=True, teaching="a row without padding, where the code as found is right"),
+    Case("a text longer than the row", lambda g: call(text(g, 14), 10),
+         "the text is cut to its first tokens before anything is counted", play=whole, guard=True),
+    Case("the mask of a short text", short,
+         "how many ones does the mask have, and how many tokens the text?", points=2,
+         play=part("attention_mask"), teaching="the first defect alone"),
+    Case("the labels of a short text", short,
+         "which labels does the loss leave out, and which of these do you see?", points=3,
+         play=part("labels"), teaching="the second defect alone"),
+    Case("the loss that is reported for two tokens in a row of 32", lambda g: call(text(g, 2), 32),
+         "this model says nothing but padding; it pays 10 for each real token, and should pay "
+         "nothing for the rest", play=reported, teaching="the symptom that the user saw"),
+    Case("a text that contains the padding token", with_padding_token,
+         "the ids do not say what is padding: only the length of the text does", points=4,
+         play=whole),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_padded_targets",
     function="padded_example",
@@ -163,63 +176,7 @@ EXERCISE = Exercise(
     reference=reference,
     after=("cross_entropy",),
     hunt="G6, G7",
-    cases=(
-        Case(
-            "the ids of a short text",
-            short,
-            "input_ids hold the text and then PAD, never -100; make a new list by +, as += and "
-            "extend write into the caller's",
-            play=part("input_ids"),
-            guard=True,
-            teaching="what a repair of the labels must not touch",
-        ),
-        Case(
-            "a text that fills the row",
-            full,
-            "every token is real here: the mask is all ones, the labels are the ids",
-            play=whole,
-            guard=True,
-            teaching="a row without padding, where the code as found is right",
-        ),
-        Case(
-            "a text longer than the row",
-            long,
-            "the text is cut to its first tokens before anything is counted",
-            play=whole,
-            guard=True,
-        ),
-        Case(
-            "the mask of a short text",
-            short,
-            "how many ones does the mask have, and how many tokens the text?",
-            points=2,
-            play=part("attention_mask"),
-            teaching="the first defect alone",
-        ),
-        Case(
-            "the labels of a short text",
-            short,
-            "which labels does the loss leave out, and which of these do you see?",
-            points=3,
-            play=part("labels"),
-            teaching="the second defect alone",
-        ),
-        Case(
-            "the loss that is reported for two tokens in a row of 32",
-            hi,
-            "this model says nothing but padding; it pays 10 for each real token, and should pay "
-            "nothing for the rest",
-            play=reported,
-            teaching="the symptom that the user saw",
-        ),
-        Case(
-            "a text that contains the padding token",
-            with_padding_token,
-            "the ids do not say what is padding: only the length of the text does",
-            points=4,
-            play=whole,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Call the function as found with two ids and a length of 6, and print the three tensors. "
         "Which numbers say that something is not text?",

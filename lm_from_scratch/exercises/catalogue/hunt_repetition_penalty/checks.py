@@ -39,10 +39,6 @@ def own_tokens(g: Generator, B: int, T: int, V: int) -> Tensor:
     return torch.randperm(V, generator=g)[: B * T].view(B, T)
 
 
-def positive(g: Generator) -> Call:
-    return call(sizes(g, 1, 9), own_tokens(g, 1, 3, 9), 1.3)
-
-
 def repeated(g: Generator) -> Call:
     idx = own_tokens(g, 1, 4, 8)
     return call(sizes(g, 1, 8), torch.cat([idx, idx[:, :1], idx[:, :2]], dim=1), 1.5)
@@ -53,10 +49,6 @@ def forbidden(g: Generator) -> Call:
     logits[0, idx[0, :1]] = -math.inf  # it has occurred
     logits[0, idx[0, -2:]] = -math.inf  # these have not
     return call(logits, idx[:, :4], 1.4)
-
-
-def many(g: Generator) -> Call:
-    return call(sizes(g, 1, 33_000), own_tokens(g, 1, 70, 33_000), 1.3)
 
 
 def negative(g: Generator) -> Call:
@@ -83,10 +75,6 @@ def both(g: Generator) -> Call:
             logits[where, first] = sign * logits[where, first].abs()
             logits[where, second] = -sign * logits[where, second].abs()
     return call(logits, idx, 1.7)
-
-
-def law(g: Generator) -> Call:
-    return call(normal(g, 40, 11, scale=3), integers(g, 0, 11, 40, 1), 1.3)
 
 
 def reward(g: Generator) -> Call:
@@ -177,6 +165,33 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(FIRST, lambda g: call(sizes(g, 1, 9), own_tokens(g, 1, 3, 9), 1.3),
+         "the logit of a token that has occurred is divided by the penalty; others stay",
+         guard=True, teaching="what the code as found does right"),
+    Case(TWICE, repeated, "a token that occurs three times is bent once, not three times",
+         guard=True),
+    Case(FORBIDDEN, forbidden,
+         "0 times infinity is NaN: choose with torch.where, do not multiply with a mask",
+         guard=True),
+    Case(LONG, lambda g: call(sizes(g, 1, 33_000), own_tokens(g, 1, 70, 33_000), 1.3),
+         "all tokens of the row are bent, however many there are", guard=True),
+    Case(NEGATIVE, negative,
+         "-1.65 / 2 is -0.825, which is larger: what makes a negative number smaller?", points=3,
+         teaching="the first fault alone"),
+    Case(ROWS, rows, "row 2 may only be bent at the tokens idx[2]", points=3,
+         teaching="the second fault alone"),
+    Case(BOTH, both, "the sign is that of each logit, and the tokens are those of each row",
+         points=2, teaching="both faults at once: half a repair fails here, too"),
+    Case(LAW, lambda g: call(normal(g, 40, 11, scale=3), integers(g, 0, 11, 40, 1), 1.3),
+         "this is what a penalty above 1 is for: compare the softmax before and after",
+         play=never_likelier,
+         teaching="the purpose as a law, which a test can state without knowing the formula"),
+    Case(REWARD, reward, "ask for the sign of the logit, not which of two numbers is smaller"),
+    Case(HALF, half, "the result has the dtype of the logits"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_repetition_penalty",
     function="penalise",
@@ -187,58 +202,7 @@ EXERCISE = Exercise(
     "and fix both without breaking what works.",
     reference=penalise,
     hunt="G9, G10",
-    cases=(
-        Case(
-            FIRST,
-            positive,
-            "the logit of a token that has occurred is divided by the penalty; others stay",
-            guard=True,
-            teaching="what the code as found does right",
-        ),
-        Case(
-            TWICE,
-            repeated,
-            "a token that occurs three times is bent once, not three times",
-            guard=True,
-        ),
-        Case(
-            FORBIDDEN,
-            forbidden,
-            "0 times infinity is NaN: choose with torch.where, do not multiply with a mask",
-            guard=True,
-        ),
-        Case(LONG, many, "all tokens of the row are bent, however many there are", guard=True),
-        Case(
-            NEGATIVE,
-            negative,
-            "-1.65 / 2 is -0.825, which is larger: what makes a negative number smaller?",
-            points=3,
-            teaching="the first fault alone",
-        ),
-        Case(
-            ROWS,
-            rows,
-            "row 2 may only be bent at the tokens idx[2]",
-            points=3,
-            teaching="the second fault alone",
-        ),
-        Case(
-            BOTH,
-            both,
-            "the sign is that of each logit, and the tokens are those of each row",
-            points=2,
-            teaching="both faults at once: half a repair fails here, too",
-        ),
-        Case(
-            LAW,
-            law,
-            "this is what a penalty above 1 is for: compare the softmax before and after",
-            play=never_likelier,
-            teaching="the purpose as a law, which a test can state without knowing the formula",
-        ),
-        Case(REWARD, reward, "ask for the sign of the logit, not which of two numbers is smaller"),
-        Case(HALF, half, "the result has the dtype of the logits"),
-    ),
+    cases=CASES,
     hints=(
         "Compute the story by hand: which way does -1.65 move when it is divided by 2? Then read "
         "which part of `idx` the loop looks at, and which part of `logits` it writes to.",

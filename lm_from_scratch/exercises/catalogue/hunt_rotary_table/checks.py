@@ -111,14 +111,6 @@ def growing(g: Generator) -> Call:
     return call(dim=10, positions=texts, keys=[10, 40, 90, 20], dtypes=[FLOAT] * 4)
 
 
-def two_objects(g: Generator) -> Call:
-    return call(dim=8, positions=integers(g, 3, 40, 2, 5), thetas=[500000.0, 10000.0])
-
-
-def saved(g: Generator) -> Call:
-    return call(dim=8, positions=integers(g, 3, 30, 1, 4))
-
-
 class Table(nn.Module):
     """A table in float32 that no conversion reaches, as long as the largest position."""
 
@@ -366,6 +358,40 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("a short text in float32", short_text,
+         "this worked before: cosines and sines (B, 1, T, dim/2) of position times speed", play=ask,
+         tolerance=(0.0, 1e-4), guard=True, teaching="what the code as found could do"),
+    Case(LONG, long_text_in_bfloat16,
+         "bfloat16 has steps of 2 between 256 and 512, so it has no 257. Which numbers here are "
+         "bfloat16 that should not be?", points=3, play=ask),
+    Case(AFTER, float32_after_bfloat16,
+         "the first call made the table longer. In which dtype is it now?", points=2, play=ask,
+         tolerance=(0.0, 1e-4)),
+    Case(MOVED, moved_to_bfloat16,
+         ".to(torch.bfloat16) converts every buffer, and .float() brings no digit back", play=ask,
+         tolerance=(0.0, 1e-4)),
+    Case(KEYS, more_positions_than_keys,
+         "4 keys do not mean positions 0 to 3: nothing may be cut to key_length", points=2,
+         play=ask, tolerance=(0.0, 1e-4),
+         teaching="the next case without the order, as a user would meet it"),
+    Case(ORDER, unsorted,
+         "a row may end with a small position: the last one says nothing about the largest",
+         points=2, play=ask, tolerance=(0.0, 1e-4)),
+    Case(VERY_FAR, very_far,
+         "no table is long enough: compute the angles, or let the table grow to the largest "
+         "position", play=ask, tolerance=(0.0, 5e-2)),
+    Case(GROWN, growing, "the same object is asked for 10, 40, 90 and 20 tokens", play=ask,
+         tolerance=(0.0, 1e-4), guard=True),
+    Case(TWO, lambda g: call(dim=8, positions=integers(g, 3, 40, 2, 5), thetas=[500000.0, 10000.0]),
+         "each has its own theta, and what one keeps is not the other's", play=ask_two,
+         tolerance=(0.0, 1e-4), guard=True),
+    Case(SAVED, lambda g: call(dim=8, positions=integers(g, 3, 30, 1, 4)),
+         "a checkpoint from before has no entry for it: a strict load would fail",
+         play=what_is_saved, guard=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_rotary_table",
     function="Rotary",
@@ -376,88 +402,7 @@ EXERCISE = Exercise(
     hunt="Q10, Q9",
     after=("rope",),
     reference=Reference,
-    cases=(
-        Case(
-            "a short text in float32",
-            short_text,
-            "this worked before: cosines and sines (B, 1, T, dim/2) of position times speed",
-            play=ask,
-            tolerance=(0.0, 1e-4),
-            guard=True,
-            teaching="what the code as found could do",
-        ),
-        Case(
-            LONG,
-            long_text_in_bfloat16,
-            "bfloat16 has steps of 2 between 256 and 512, so it has no 257. Which numbers here are "
-            "bfloat16 that should not be?",
-            points=3,
-            play=ask,
-        ),
-        Case(
-            AFTER,
-            float32_after_bfloat16,
-            "the first call made the table longer. In which dtype is it now?",
-            points=2,
-            play=ask,
-            tolerance=(0.0, 1e-4),
-        ),
-        Case(
-            MOVED,
-            moved_to_bfloat16,
-            ".to(torch.bfloat16) converts every buffer, and .float() brings no digit back",
-            play=ask,
-            tolerance=(0.0, 1e-4),
-        ),
-        Case(
-            KEYS,
-            more_positions_than_keys,
-            "4 keys do not mean positions 0 to 3: nothing may be cut to key_length",
-            points=2,
-            play=ask,
-            tolerance=(0.0, 1e-4),
-            teaching="the next case without the order, as a user would meet it",
-        ),
-        Case(
-            ORDER,
-            unsorted,
-            "a row may end with a small position: the last one says nothing about the largest",
-            points=2,
-            play=ask,
-            tolerance=(0.0, 1e-4),
-        ),
-        Case(
-            VERY_FAR,
-            very_far,
-            "no table is long enough: compute the angles, or let the table grow to the largest "
-            "position",
-            play=ask,
-            tolerance=(0.0, 5e-2),
-        ),
-        Case(
-            GROWN,
-            growing,
-            "the same object is asked for 10, 40, 90 and 20 tokens",
-            play=ask,
-            tolerance=(0.0, 1e-4),
-            guard=True,
-        ),
-        Case(
-            TWO,
-            two_objects,
-            "each has its own theta, and what one keeps is not the other's",
-            play=ask_two,
-            tolerance=(0.0, 1e-4),
-            guard=True,
-        ),
-        Case(
-            SAVED,
-            saved,
-            "a checkpoint from before has no entry for it: a strict load would fail",
-            play=what_is_saved,
-            guard=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Follow one number: which dtype has `t` in `grow`, after the module was moved to bfloat16? "
         "And after it was not, but `x` is bfloat16?",

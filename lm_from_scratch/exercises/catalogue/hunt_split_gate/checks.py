@@ -43,36 +43,8 @@ def inputs(
     return call(both.flatten(2).to(dtype), k, v)
 
 
-def one_head(g: Generator) -> Call:
-    return inputs(g, (1, 1), gate=100.0)
-
-
 def several(g: Generator) -> Call:
     return inputs(g)
-
-
-def closed(g: Generator) -> Call:
-    return inputs(g, (1, 1), gate=-100.0)
-
-
-def half(g: Generator) -> Call:
-    return inputs(g, (3, 3), gate=0.0, scale=2.0)
-
-
-def grouped(g: Generator) -> Call:
-    return inputs(g, (6, 2))
-
-
-def chunk(g: Generator) -> Call:
-    return inputs(g, (2, 1), (3, 7), width=4)
-
-
-def one_query(g: Generator) -> Call:
-    return inputs(g, (2, 2), (1, 6))
-
-
-def double(g: Generator) -> Call:
-    return inputs(g, (2, 2), dtype=torch.float64)
 
 
 def in_another_order(g: Generator) -> Call:
@@ -133,6 +105,34 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(SEVERAL, several,
+         "the first 2 D numbers are query and gate of head 0, the next 2 D those of head 1",
+         points=2, teaching="the first mistake"),
+    Case(CLOSED, lambda g: inputs(g, (1, 1), gate=-100.0),
+         "sigmoid(-100) is 0: whatever a head has read, nothing passes", points=2,
+         teaching="the second mistake alone, with one head"),
+    Case(HALF, lambda g: inputs(g, (3, 3), gate=0.0, scale=2.0),
+         "sigmoid(0) is 1/2: the result is half of plain attention", points=2,
+         teaching="one can compute it by hand"),
+    Case(GROUPED, lambda g: inputs(g, (6, 2)), "heads 0, 1 and 2 share the first key head"),
+    Case(LAST, lambda g: inputs(g, (2, 1), (3, 7), width=4),
+         "the first query is token 4, so it sees 5 keys; its gate is its own",
+         teaching="a chunk after a cache"),
+    Case("one query after 5 tokens", lambda g: inputs(g, (2, 2), (1, 6)),
+         "one query is an axis of size 1", teaching="decoding"),
+    Case("float64", lambda g: inputs(g, (2, 2), dtype=torch.float64), "nothing becomes float32",
+         teaching="more digits"),
+    Case("inputs in another order in memory", in_another_order,
+         ".view fails on tensors that are not contiguous, .reshape does not",
+         teaching="what a projection gives is contiguous, what a test gives need not be"),
+    Case("gradients of all three", several, "nothing may be detached", gradient=True),
+    Case("one head, every gate open", lambda g: inputs(g, (1, 1), gate=100.0),
+         "with one head and open gates the code as found was right", guard=True,
+         teaching="the code as found passes it: a test with one head shows nothing"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_split_gate",
     function="gated_heads",
@@ -142,57 +142,7 @@ EXERCISE = Exercise(
     outcome="Cut a joint projection inside each head, and gate what a head has read.",
     reference=reference,
     hunt="M60, M61",
-    cases=(
-        Case(
-            SEVERAL,
-            several,
-            "the first 2 D numbers are query and gate of head 0, the next 2 D those of head 1",
-            points=2,
-            teaching="the first mistake",
-        ),
-        Case(
-            CLOSED,
-            closed,
-            "sigmoid(-100) is 0: whatever a head has read, nothing passes",
-            points=2,
-            teaching="the second mistake alone, with one head",
-        ),
-        Case(
-            HALF,
-            half,
-            "sigmoid(0) is 1/2: the result is half of plain attention",
-            points=2,
-            teaching="one can compute it by hand",
-        ),
-        Case(GROUPED, grouped, "heads 0, 1 and 2 share the first key head"),
-        Case(
-            LAST,
-            chunk,
-            "the first query is token 4, so it sees 5 keys; its gate is its own",
-            teaching="a chunk after a cache",
-        ),
-        Case(
-            "one query after 5 tokens",
-            one_query,
-            "one query is an axis of size 1",
-            teaching="decoding",
-        ),
-        Case("float64", double, "nothing becomes float32", teaching="more digits"),
-        Case(
-            "inputs in another order in memory",
-            in_another_order,
-            ".view fails on tensors that are not contiguous, .reshape does not",
-            teaching="what a projection gives is contiguous, what a test gives need not be",
-        ),
-        Case("gradients of all three", several, "nothing may be detached", gradient=True),
-        Case(
-            "one head, every gate open",
-            one_head,
-            "with one head and open gates the code as found was right",
-            guard=True,
-            teaching="the code as found passes it: a test with one head shows nothing",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Number the columns of `projected` from 0, for two heads of D = 2. Which of them are the "
         "gate of head 0, and which does the code take?",

@@ -303,6 +303,34 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("every parameter in every step", all_of_them,
+         "this was right before: compare what you changed with the code as found", play=run,
+         guard=True),
+    Case("gradients near 1e-6, eps 1e-6", near_eps,
+         "eps is added after the bias correction, as in the code as found", play=run, guard=True,
+         teaching="a repair must not move eps"),
+    Case("a parameter that never has a gradient", without,
+         "None is not a gradient of zeros: no decay, no step", play=run, guard=True,
+         teaching="a repair must not let it decay"),
+    Case("a first gradient in step 10", late,
+         "with its first gradient, whenever that comes, a parameter moves by lr: 0.01. What is "
+         "divided by 1 - beta**10 here?", points=3, play=last,
+         teaching="the number of the first report"),
+    Case("gradients with gaps", some,
+         "the count grows with the gradients of this parameter, neither with the calls nor with "
+         "those of its neighbours", points=2, play=run),
+    Case("parameters that look alike, in float64", alike,
+         "three parameters of one shape and one value are still three; the means have the dtype "
+         "of the parameter", play=run),
+    Case("a sparse gradient, refused before anything moves", two,
+         "look at all gradients before the first parameter is touched", points=2, play=caught),
+    Case("the steps after a refused one", five,
+         "a refused call must not leave anything in the state, not even a count", points=2,
+         play=went_on),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_step_count",
     function="update_group",
@@ -314,69 +342,7 @@ EXERCISE = Exercise(
     after=("adamw_step",),
     hunt="L8, L9",
     reference=package_update,
-    cases=(
-        Case(
-            "every parameter in every step",
-            all_of_them,
-            "this was right before: compare what you changed with the code as found",
-            play=run,
-            guard=True,
-        ),
-        Case(
-            "gradients near 1e-6, eps 1e-6",
-            near_eps,
-            "eps is added after the bias correction, as in the code as found",
-            play=run,
-            guard=True,
-            teaching="a repair must not move eps",
-        ),
-        Case(
-            "a parameter that never has a gradient",
-            without,
-            "None is not a gradient of zeros: no decay, no step",
-            play=run,
-            guard=True,
-            teaching="a repair must not let it decay",
-        ),
-        Case(
-            "a first gradient in step 10",
-            late,
-            "with its first gradient, whenever that comes, a parameter moves by lr: 0.01. What is "
-            "divided by 1 - beta**10 here?",
-            points=3,
-            play=last,
-            teaching="the number of the first report",
-        ),
-        Case(
-            "gradients with gaps",
-            some,
-            "the count grows with the gradients of this parameter, neither with the calls nor with "
-            "those of its neighbours",
-            points=2,
-            play=run,
-        ),
-        Case(
-            "parameters that look alike, in float64",
-            alike,
-            "three parameters of one shape and one value are still three; the means have the dtype "
-            "of the parameter",
-            play=run,
-        ),
-        Case(
-            "a sparse gradient, refused before anything moves",
-            two,
-            "look at all gradients before the first parameter is touched",
-            points=2,
-            play=caught,
-        ),
-        Case(
-            "the steps after a refused one",
-            five,
-            "a refused call must not leave anything in the state, not even a count",
-            points=2,
-            play=went_on,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Take the first report: lr is 0.01, the gradient is 1, the means begin at 0. Work out by "
         "hand what step 1 and what step 10 divide by.",

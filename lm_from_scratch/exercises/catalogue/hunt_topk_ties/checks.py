@@ -73,10 +73,6 @@ def one_key(g: Generator) -> Call:
     return call(tied(g, 8, 20) * 0, torch.arange(12, 20), torch.randperm(20, generator=g), 1)
 
 
-def more_than_there_are(g: Generator) -> Call:
-    return call(tied(g, 7, 7), torch.arange(7), torch.arange(7), 20)
-
-
 def all_different(g: Generator) -> Call:
     scores = torch.randperm(8 * 20, generator=g).float().view(8, 20)
     return call(scores, torch.arange(12, 20), torch.arange(20), 6)
@@ -134,6 +130,32 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(LATE, late_queries,
+         "most scores are 0, and more keys are equal than there are places: the latest win",
+         points=2, teaching="the first mistake of the story, alone"),
+    Case(EARLY, early_queries,
+         "the first query sees one key: it reads this one, and no hidden key in its company",
+         points=2, teaching="the second mistake, in the shape in which somebody counted"),
+    Case(RING, ring, "the latest position wins, in whatever column it lies", points=2,
+         teaching="a cache that goes round: the rule is on positions"),
+    Case("left padding", left_padding, "a key at -1 is never read, and a query at -1 reads none"),
+    Case("scores below zero", below_zero, "a hidden key must lose against every score"),
+    Case(HAIR, hair_apart, "scores that differ, however little, are not equal"),
+    Case("scores far from zero", far_from_zero, "a small number added to 1e8 is lost",
+         teaching="ties that no bonus can break"),
+    Case("one key each", one_key, "all scores are equal: each query reads the latest key",
+         teaching="nothing but ties: the rule by itself"),
+    Case("k larger than the text",
+         lambda g: call(tied(g, 7, 7), torch.arange(7), torch.arange(7), 20),
+         "each query reads all that it sees", guard=True,
+         teaching="topk with a k that is too large raises an error"),
+    Case("no two scores equal", all_different,
+         "without ties, and with enough keys, the code as found was right", guard=True,
+         teaching="the code as found passes it: this is why random scores show nothing"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_topk_ties",
     function="choose_keys",
@@ -144,60 +166,7 @@ EXERCISE = Exercise(
     reference=reference,
     after=("visibility",),
     hunt="M76",
-    cases=(
-        Case(
-            LATE,
-            late_queries,
-            "most scores are 0, and more keys are equal than there are places: the latest win",
-            points=2,
-            teaching="the first mistake of the story, alone",
-        ),
-        Case(
-            EARLY,
-            early_queries,
-            "the first query sees one key: it reads this one, and no hidden key in its company",
-            points=2,
-            teaching="the second mistake, in the shape in which somebody counted",
-        ),
-        Case(
-            RING,
-            ring,
-            "the latest position wins, in whatever column it lies",
-            points=2,
-            teaching="a cache that goes round: the rule is on positions",
-        ),
-        Case(
-            "left padding", left_padding, "a key at -1 is never read, and a query at -1 reads none"
-        ),
-        Case("scores below zero", below_zero, "a hidden key must lose against every score"),
-        Case(HAIR, hair_apart, "scores that differ, however little, are not equal"),
-        Case(
-            "scores far from zero",
-            far_from_zero,
-            "a small number added to 1e8 is lost",
-            teaching="ties that no bonus can break",
-        ),
-        Case(
-            "one key each",
-            one_key,
-            "all scores are equal: each query reads the latest key",
-            teaching="nothing but ties: the rule by itself",
-        ),
-        Case(
-            "k larger than the text",
-            more_than_there_are,
-            "each query reads all that it sees",
-            guard=True,
-            teaching="topk with a k that is too large raises an error",
-        ),
-        Case(
-            "no two scores equal",
-            all_different,
-            "without ties, and with enough keys, the code as found was right",
-            guard=True,
-            teaching="the code as found passes it: this is why random scores show nothing",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Print what `topk` gives for a row of zeros, of length 24 and of length 64. What does its "
         "documentation say of equal elements?",

@@ -49,10 +49,6 @@ def after_a_cache(g: Generator) -> Call:
     return call(3, 4, 1, True, 3, S)
 
 
-def one_query(g: Generator) -> Call:
-    return call(2, one(g, 3, 7), 1, True, 1, 300)
-
-
 def every_layer(g: Generator) -> Call:
     S = one(g, 7, 10)
     return call(3, 3, 0, True, S, S)
@@ -76,10 +72,6 @@ def just_longer(g: Generator) -> Call:
 def switched_off(g: Generator) -> Call:
     S = one(g, 7, 10)
     return call(3, one(g, 2, 4), 1, False, 4, S)
-
-
-def without_a_window(g: Generator) -> Call:
-    return call(3, None, 1, False, 4, one(g, 7, 10))
 
 
 def short(g: Generator) -> Call:
@@ -157,6 +149,34 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("keys that the last query of each layer sees", story,
+         "the first two layers see everything, and the last two see four keys", points=2,
+         play=keys_of_the_last_query, teaching="the numbers of the story"),
+    Case("five layers, the last two slide", full_pass,
+         "max_window_layers is the index of the first layer that slides", points=2,
+         teaching="every mask, where the layers that slide are not half of all"),
+    Case("three queries after a cache", after_a_cache,
+         "the window counts keys, and the queries are the last of them",
+         teaching="fewer queries than keys, in a text that can be drawn"),
+    Case("one query after 299 tokens", lambda g: call(2, one(g, 3, 7), 1, True, 1, 300),
+         "a single query has the same window as many, however long the text is"),
+    Case("every layer slides", every_layer, "with max_window_layers = 0, layer 0 slides too"),
+    Case("no layer slides", no_layer, "with max_window_layers = n_layers all see everything"),
+    Case("a window of one key", smallest, "each token sees itself, and nothing before it"),
+    Case("a text one token longer than the window", just_longer,
+         "the last query does not see the first key, in layers that slide"),
+    Case("the switch is off", switched_off,
+         "use_sliding_window is False: no layer slides, whatever the window is", guard=True),
+    Case("no window at all", lambda g: call(3, None, 1, False, 4, one(g, 7, 10)),
+         "the switch is off, and sliding_window is None: it cannot be compared with a number",
+         guard=True),
+    Case("a text as long as the window", short,
+         "nothing is too old in it, so every layer sees everything before it", guard=True,
+         teaching="the code as found passes it: this is why a short test saw nothing"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="hunt_window",
     function="layer_masks",
@@ -167,61 +187,7 @@ EXERCISE = Exercise(
     reference=reference,
     hunt="Q2, Q3",
     after=("visibility",),
-    cases=(
-        Case(
-            "keys that the last query of each layer sees",
-            story,
-            "the first two layers see everything, and the last two see four keys",
-            points=2,
-            play=keys_of_the_last_query,
-            teaching="the numbers of the story",
-        ),
-        Case(
-            "five layers, the last two slide",
-            full_pass,
-            "max_window_layers is the index of the first layer that slides",
-            points=2,
-            teaching="every mask, where the layers that slide are not half of all",
-        ),
-        Case(
-            "three queries after a cache",
-            after_a_cache,
-            "the window counts keys, and the queries are the last of them",
-            teaching="fewer queries than keys, in a text that can be drawn",
-        ),
-        Case(
-            "one query after 299 tokens",
-            one_query,
-            "a single query has the same window as many, however long the text is",
-        ),
-        Case("every layer slides", every_layer, "with max_window_layers = 0, layer 0 slides too"),
-        Case("no layer slides", no_layer, "with max_window_layers = n_layers all see everything"),
-        Case("a window of one key", smallest, "each token sees itself, and nothing before it"),
-        Case(
-            "a text one token longer than the window",
-            just_longer,
-            "the last query does not see the first key, in layers that slide",
-        ),
-        Case(
-            "the switch is off",
-            switched_off,
-            "use_sliding_window is False: no layer slides, whatever the window is",
-            guard=True,
-        ),
-        Case(
-            "no window at all",
-            without_a_window,
-            "the switch is off, and sliding_window is None: it cannot be compared with a number",
-            guard=True,
-        ),
-        Case(
-            "a text as long as the window",
-            short,
-            "nothing is too old in it, so every layer sees everything before it",
-            guard=True,
-            teaching="the code as found passes it: this is why a short test saw nothing",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Count by hand: how many keys are between `query - left` and `query`, both included?",
         "There are two mistakes, and each alone leaves the logits wrong. So do not compare logits: "

@@ -95,10 +95,6 @@ def on_rulers(
     return ((low + marks.gather(-1, order)) * step).to(dtype).flatten(-2)
 
 
-def one_group(g: Generator) -> Call:
-    return call(x=on_rulers(g, 2, 3, 4, 1, 8), group=8)
-
-
 def parts(g: Generator) -> Call:
     codes = integers(g, 0, 256, 2, 3, 4, 2, 5).to(torch.uint8)
     return call(codes, normal(g, 2, 3, 4, 2, 1), normal(g, 2, 3, 4, 2, 1).abs())
@@ -111,18 +107,10 @@ def outlier(g: Generator) -> Call:
     return call(x=strided(x), group=4)
 
 
-def by_default(g: Generator) -> Call:
-    return call(wide=on_rulers(g, 1, 2, 3, 2, 32), narrow=on_rulers(g, 2, 1, 3, 1, 6))
-
-
 def equal_numbers(g: Generator) -> Call:
     x = normal(g, 2, 3, 4, 1).expand(2, 3, 4, 8).clone()
     x[0, 0] = 0.0
     return call(x=x, group=4)
-
-
-def tiny(g: Generator) -> Call:
-    return call(x=on_rulers(g, 1, 2, 3, 2, 4) * 2.0**-30, group=4)
 
 
 def half_ranges(g: Generator) -> Call:
@@ -142,14 +130,6 @@ def kept_step(g: Generator) -> Call:
     x[..., 1], x[..., 6] = -30.75, 227.0
     scale = 2.0 ** integers(g, -4, 3, 2, 3, 4, 1)
     return call(x=(x * scale).bfloat16(), group=8)
-
-
-def double(g: Generator) -> Call:
-    return call(x=on_rulers(g, 2, 1, 3, 2, 5, dtype=torch.float64) / 3, group=5)
-
-
-def uneven(g: Generator) -> Call:
-    return call(x=on_rulers(g, 1, 2, 3, 1, 10), group=4)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -252,6 +232,38 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("encode, one group a head", lambda g: call(x=on_rulers(g, 2, 3, 4, 1, 8), group=8),
+         "the smallest number has code 0, the largest 255, the others the nearest mark", points=2,
+         play=encode, teaching="the three parts in their plain form"),
+    Case("decode", parts,
+         "the smallest number plus code times step; the groups of a head side by side", points=2,
+         play=decode, teaching="decode alone: what encode does wrong cannot disturb it"),
+    Case("groups of four, one with an outlier", outlier,
+         "each group of 4 neighbours has its own smallest number and step", points=2, play=encode),
+    Case("group by default, heads of 64 and of 6",
+         lambda g: call(wide=on_rulers(g, 1, 2, 3, 2, 32), narrow=on_rulers(g, 2, 1, 3, 1, 6)),
+         "64 features are two groups of 32, and 6 are one group of 6", play=two_heads),
+    Case("groups of equal numbers", equal_numbers, "the step is 0, and 0 / 0 is not a number",
+         play=and_back, teaching="zeros and equal numbers, which every cache meets"),
+    Case("float16, a small and a large range", half_ranges,
+         "the range of a group may be above 65504, the largest float16; and its step may be 0 "
+         "though its numbers differ: then all codes are 0", points=2, play=two_tensors),
+    Case("numbers around 1e-9", lambda g: call(x=on_rulers(g, 1, 2, 3, 2, 4) * 2.0**-30, group=4),
+         "a constant that is added to the step, or a lower limit, is too large here",
+         tolerance=(1e-5, 0.0), play=and_back),
+    Case("bfloat16, a step that is rounded", kept_step,
+         "257.75 / 255 is not a bfloat16: count in the step that you keep, stop at 255, and go "
+         "back in float32", points=2, tolerance=(1e-3, 0.0), play=and_back),
+    Case("float64 keeps its digits",
+         lambda g: call(x=on_rulers(g, 2, 1, 3, 2, 5, dtype=torch.float64) / 3, group=5),
+         "convert to float32 only what has fewer digits", play=and_back),
+    Case("features that do not fit into groups",
+         lambda g: call(x=on_rulers(g, 1, 2, 3, 1, 10), group=4),
+         "10 features are not cut into groups of 4: refuse them", play=refuse),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="int8_cache",
     function="EightBits",
@@ -261,80 +273,7 @@ EXERCISE = Exercise(
     outcome="Write a codec of eight bits a number so that its error is at most half a step, in "
     "every dtype and for groups of equal numbers.",
     reference=reference,
-    cases=(
-        Case(
-            "encode, one group a head",
-            one_group,
-            "the smallest number has code 0, the largest 255, the others the nearest mark",
-            points=2,
-            play=encode,
-            teaching="the three parts in their plain form",
-        ),
-        Case(
-            "decode",
-            parts,
-            "the smallest number plus code times step; the groups of a head side by side",
-            points=2,
-            play=decode,
-            teaching="decode alone: what encode does wrong cannot disturb it",
-        ),
-        Case(
-            "groups of four, one with an outlier",
-            outlier,
-            "each group of 4 neighbours has its own smallest number and step",
-            points=2,
-            play=encode,
-        ),
-        Case(
-            "group by default, heads of 64 and of 6",
-            by_default,
-            "64 features are two groups of 32, and 6 are one group of 6",
-            play=two_heads,
-        ),
-        Case(
-            "groups of equal numbers",
-            equal_numbers,
-            "the step is 0, and 0 / 0 is not a number",
-            play=and_back,
-            teaching="zeros and equal numbers, which every cache meets",
-        ),
-        Case(
-            "float16, a small and a large range",
-            half_ranges,
-            "the range of a group may be above 65504, the largest float16; and its step may be 0 "
-            "though its numbers differ: then all codes are 0",
-            points=2,
-            play=two_tensors,
-        ),
-        Case(
-            "numbers around 1e-9",
-            tiny,
-            "a constant that is added to the step, or a lower limit, is too large here",
-            tolerance=(1e-5, 0.0),
-            play=and_back,
-        ),
-        Case(
-            "bfloat16, a step that is rounded",
-            kept_step,
-            "257.75 / 255 is not a bfloat16: count in the step that you keep, stop at 255, and go "
-            "back in float32",
-            points=2,
-            tolerance=(1e-3, 0.0),
-            play=and_back,
-        ),
-        Case(
-            "float64 keeps its digits",
-            double,
-            "convert to float32 only what has fewer digits",
-            play=and_back,
-        ),
-        Case(
-            "features that do not fit into groups",
-            uneven,
-            "10 features are not cut into groups of 4: refuse them",
-            play=refuse,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Give the groups an axis of their own first: `x.unflatten(-1, (-1, N))` is "
         "(B, H, T, G, N). Then minimum and maximum over the last axis.",

@@ -64,10 +64,6 @@ def small_rows(g: Generator) -> Call:
     return call(decided(normal(g, 5, 12) * sizes))
 
 
-def bfloat16(g: Generator) -> Call:
-    return call(decided(normal(g, 6, 64, dtype=torch.bfloat16)))
-
-
 def smallest_float16(g: Generator) -> Call:
     """Scales between the numbers that float16 has near 0: they go up, down and to 0."""
     unit = 2.0**-24  # the smallest number
@@ -76,14 +72,6 @@ def smallest_float16(g: Generator) -> Call:
     weight = most * torch.rand(3, 9, generator=g) * signs
     weight[:, :1], weight[:, 1:2] = most, -most
     return call(decided((weight * unit).half()))
-
-
-def double(g: Generator) -> Call:
-    return call(decided(normal(g, 4, 11).double() + 1e-9 * normal(g, 4, 11).double()))
-
-
-def parameter(g: Generator) -> Call:
-    return call(nn.Parameter(strided(decided(normal(g, 7, 10)))))
 
 
 # ----------------------------------------------------------------------------------------- plays
@@ -198,6 +186,35 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("scale and codes", ordinary,
+         "the largest absolute number of each row gets the code 127 or -127; keepdim=True keeps "
+         "the scale (N, 1)", points=2, play=codes_and_scale,
+         teaching="the plain formula, before the way back"),
+    Case("back again, with the scale", ordinary,
+         "a number is its code times the scale of its row; nothing else is kept", points=2,
+         play=back),
+    Case("negative ends and halves", ends,
+         "the largest number may be negative; the code is the nearest whole number",
+         play=codes_and_scale),
+    Case("a row of zeros and very small rows", small_rows,
+         "the largest number of a row has the code 127 even if it is 1e-13; only a scale of 0 "
+         "needs care", points=1, play=all_of_it),
+    Case("bfloat16", lambda g: call(decided(normal(g, 6, 64, dtype=torch.bfloat16))),
+         "store the scale in the dtype of weight first; divide by that one, in float32", points=2,
+         play=all_of_it),
+    Case("float16 at its smallest numbers", smallest_float16,
+         "a scale that float16 has rounded down makes quotients above 127, one that has become 0 "
+         "makes infinity", play=all_of_it),
+    Case("float64 keeps its digits",
+         lambda g: call(decided(normal(g, 4, 11).double() + 1e-9 * normal(g, 4, 11).double())),
+         "convert to float32 only what has fewer digits", play=all_of_it),
+    Case("a parameter, transposed in memory",
+         lambda g: call(nn.Parameter(strided(decided(normal(g, 7, 10))))),
+         "detach the parameter, and give the codes a row-by-row order", play=of_a_model),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="int8_weight",
     function="Int8Rows",
@@ -207,64 +224,7 @@ EXERCISE = Exercise(
     outcome="Write an int8 weight with a scale for each row so that it holds in half precision, "
     "for rows of zeros and for a parameter of a model.",
     reference=Reference,
-    cases=(
-        Case(
-            "scale and codes",
-            ordinary,
-            "the largest absolute number of each row gets the code 127 or -127; keepdim=True keeps "
-            "the scale (N, 1)",
-            points=2,
-            play=codes_and_scale,
-            teaching="the plain formula, before the way back",
-        ),
-        Case(
-            "back again, with the scale",
-            ordinary,
-            "a number is its code times the scale of its row; nothing else is kept",
-            points=2,
-            play=back,
-        ),
-        Case(
-            "negative ends and halves",
-            ends,
-            "the largest number may be negative; the code is the nearest whole number",
-            play=codes_and_scale,
-        ),
-        Case(
-            "a row of zeros and very small rows",
-            small_rows,
-            "the largest number of a row has the code 127 even if it is 1e-13; only a scale of 0 "
-            "needs care",
-            points=1,
-            play=all_of_it,
-        ),
-        Case(
-            "bfloat16",
-            bfloat16,
-            "store the scale in the dtype of weight first; divide by that one, in float32",
-            points=2,
-            play=all_of_it,
-        ),
-        Case(
-            "float16 at its smallest numbers",
-            smallest_float16,
-            "a scale that float16 has rounded down makes quotients above 127, one that has become "
-            "0 makes infinity",
-            play=all_of_it,
-        ),
-        Case(
-            "float64 keeps its digits",
-            double,
-            "convert to float32 only what has fewer digits",
-            play=all_of_it,
-        ),
-        Case(
-            "a parameter, transposed in memory",
-            parameter,
-            "detach the parameter, and give the codes a row-by-row order",
-            play=of_a_model,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Four steps: the largest absolute number of each row, the scale, the quotient, the nearest "
         "whole number. Which of them keeps the shape (N, 1)?",

@@ -47,26 +47,6 @@ def widths(g: Generator) -> Call:
     return inputs(g, (2, 3), (5, 5), (11, 6, 4, 9))
 
 
-def chunk(g: Generator) -> Call:
-    return inputs(g, (2, 3), (3, 7), (8, 6, 4, 5))
-
-
-def one_query(g: Generator) -> Call:
-    return inputs(g, (2, 3), (1, 6), (8, 6, 4, 5))
-
-
-def long(g: Generator) -> Call:
-    return inputs(g, (2, 8), (1, 300), (16, 12, 4, 10))
-
-
-def huge(g: Generator) -> Call:
-    return inputs(g, (2, 3), (5, 5), (8, 6, 4, 5), scale=12)
-
-
-def double(g: Generator) -> Call:
-    return inputs(g, (2, 3), (5, 5), (8, 6, 4, 5), torch.float64)
-
-
 def transposed(g: Generator) -> Call:
     q, latent, shared, weight = inputs(g, (2, 3), (4, 4), (8, 6, 4, 5)).args
     return call(
@@ -180,6 +160,34 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(PLAIN, square,
+         "w_k of a head is (Dn, R): q @ w_k is a query for latents; the root is of Dn + Dr",
+         points=2, teaching="the plain formula, and the first thing to read"),
+    Case(DIFFER, widths,
+         "of each head's rows the first Dn are for keys and *all others* for values", points=2,
+         teaching="a wrong width says which one is meant"),
+    Case(LAST, lambda g: inputs(g, (2, 3), (3, 7), (8, 6, 4, 5)),
+         "the first query is token 4: it sees 5 latents, and the last sees all 7", points=2,
+         teaching="the corner of the mask, with nothing else new"),
+    Case("one query after 5 tokens", lambda g: inputs(g, (2, 3), (1, 6), (8, 6, 4, 5)),
+         "one query is an axis of size 1, which stays",
+         teaching="decoding, with a shape that one can read"),
+    Case(NO_KEY, lambda g: inputs(g, (2, 8), (1, 300), (16, 12, 4, 10)),
+         "fold the heads into the queries, (B, H * T, R + Dr), before they meet the latents",
+         points=2, play=watched, tolerance=(1e-4, 1e-4)),
+    Case("scores of hundreds", lambda g: inputs(g, (2, 3), (5, 5), (8, 6, 4, 5), scale=12),
+         "exp(89) is above the largest float32: a softmax subtracts the largest score first",
+         tolerance=(5e-4, 5e-3)),
+    Case("float64 keeps its digits",
+         lambda g: inputs(g, (2, 3), (5, 5), (8, 6, 4, 5), torch.float64),
+         "nothing becomes float32"),
+    Case("inputs in another order in memory", transposed,
+         ".view fails on tensors that are not contiguous, .reshape does not"),
+    Case("gradients of all four", square, "nothing may be detached", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="latent_attention",
     function="latent_attention",
@@ -188,56 +196,7 @@ EXERCISE = Exercise(
     difficulty=2,
     outcome="Write latent attention with both matrices absorbed, so that decoding makes no key.",
     reference=reference,
-    cases=(
-        Case(
-            PLAIN,
-            square,
-            "w_k of a head is (Dn, R): q @ w_k is a query for latents; the root is of Dn + Dr",
-            points=2,
-            teaching="the plain formula, and the first thing to read",
-        ),
-        Case(
-            DIFFER,
-            widths,
-            "of each head's rows the first Dn are for keys and *all others* for values",
-            points=2,
-            teaching="a wrong width says which one is meant",
-        ),
-        Case(
-            LAST,
-            chunk,
-            "the first query is token 4: it sees 5 latents, and the last sees all 7",
-            points=2,
-            teaching="the corner of the mask, with nothing else new",
-        ),
-        Case(
-            "one query after 5 tokens",
-            one_query,
-            "one query is an axis of size 1, which stays",
-            teaching="decoding, with a shape that one can read",
-        ),
-        Case(
-            NO_KEY,
-            long,
-            "fold the heads into the queries, (B, H * T, R + Dr), before they meet the latents",
-            points=2,
-            play=watched,
-            tolerance=(1e-4, 1e-4),
-        ),
-        Case(
-            "scores of hundreds",
-            huge,
-            "exp(89) is above the largest float32: a softmax subtracts the largest score first",
-            tolerance=(5e-4, 5e-3),
-        ),
-        Case("float64 keeps its digits", double, "nothing becomes float32"),
-        Case(
-            "inputs in another order in memory",
-            transposed,
-            ".view fails on tensors that are not contiguous, .reshape does not",
-        ),
-        Case("gradients of all four", square, "nothing may be detached", gradient=True),
-    ),
+    cases=CASES,
     hints=(
         "Write the score of one query and one token, and move the brackets: W_K stands between "
         "the query and the latent.",

@@ -55,14 +55,6 @@ def between(g: Generator) -> Call:
     return call(shuffled(g, rows))
 
 
-def empty_row(g: Generator) -> Call:
-    return call(shuffled(g, torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 1]])))
-
-
-def one_column(g: Generator) -> Call:
-    return call(torch.ones(1, 1, dtype=torch.int64))
-
-
 def many_columns(g: Generator) -> Call:
     """Odd numbers of tokens near 300: 8 bits are too few, and bfloat16 has even numbers alone."""
     lengths = torch.tensor([[289], [309]]) + 2 * integers(g, 0, 4, 2, 1)
@@ -193,6 +185,30 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("padding on the left", left,
+         "a running count of the ones, minus 1, is the position of each token", points=2, play=both,
+         teaching="the plain form, and the first thing to read"),
+    Case("padding on the right", right,
+         "the last column is padding here and says nothing about the row: count the tokens, and "
+         "write -1 to every column of padding", points=2, play=both,
+         teaching="the other usual side, where the last column tells nothing"),
+    Case("padding on both sides and between tokens", between,
+         "the first and the last token of a row do not tell how many are between them: count",
+         points=2, play=both),
+    Case("a row of padding alone",
+         lambda g: call(shuffled(g, torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 1]]))),
+         "no token is there, so the next one stands at 0", play=both),
+    Case("one row of one token", lambda g: call(torch.ones(1, 1, dtype=torch.int64)),
+         "the results have shapes (1, 1) and (1,): do not squeeze", play=both),
+    Case("320 columns, in other dtypes", many_columns,
+         "compare first, then count: bool adds up to int64, but bfloat16 cannot hold 257",
+         play=in_all_dtypes),
+    Case("what is no mask", left,
+         "raise a ValueError unless there are two axes and every number is 0 or 1", play=refused),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="left_padding",
     function="padded_positions",
@@ -202,56 +218,7 @@ EXERCISE = Exercise(
     outcome="Write the positions of a padded batch so that each row gives what its text gives "
     "alone, wherever the padding stands.",
     reference=reference,
-    cases=(
-        Case(
-            "padding on the left",
-            left,
-            "a running count of the ones, minus 1, is the position of each token",
-            points=2,
-            play=both,
-            teaching="the plain form, and the first thing to read",
-        ),
-        Case(
-            "padding on the right",
-            right,
-            "the last column is padding here and says nothing about the row: count the tokens, and "
-            "write -1 to every column of padding",
-            points=2,
-            play=both,
-            teaching="the other usual side, where the last column tells nothing",
-        ),
-        Case(
-            "padding on both sides and between tokens",
-            between,
-            "the first and the last token of a row do not tell how many are between them: count",
-            points=2,
-            play=both,
-        ),
-        Case(
-            "a row of padding alone",
-            empty_row,
-            "no token is there, so the next one stands at 0",
-            play=both,
-        ),
-        Case(
-            "one row of one token",
-            one_column,
-            "the results have shapes (1, 1) and (1,): do not squeeze",
-            play=both,
-        ),
-        Case(
-            "320 columns, in other dtypes",
-            many_columns,
-            "compare first, then count: bool adds up to int64, but bfloat16 cannot hold 257",
-            play=in_all_dtypes,
-        ),
-        Case(
-            "what is no mask",
-            left,
-            "raise a ValueError unless there are two axes and every number is 0 or 1",
-            play=refused,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Go through one row by hand with a finger and count aloud. What do you say at a 0?",
         "`cumsum(1)` of the mask is the running count, which includes the token itself. Padding "

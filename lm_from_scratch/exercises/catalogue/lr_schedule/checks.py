@@ -149,6 +149,26 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("the warm-up", rising,
+         "a straight line from 0: step 1 has lr / warmup, step `warmup` has lr", points=2,
+         play=rates),
+    Case("the cosine after it, down to 0", falling,
+         "the progress is 0 at the end of the warm-up and 1 in the last step of this run; half "
+         "way the rate is half of lr", points=3, play=rates,
+         teaching="the curve alone, with no other floor than 0"),
+    Case("down to min_lr", floor,
+         "what falls is the part of lr above min_lr; half way the rate is the mean of both",
+         points=2, play=rates),
+    Case("no warm-up, a long run", long,
+         "with warmup=0 step 1 belongs to the cosine, and nothing is divided by 0", play=rates),
+    Case("after the last step", after,
+         "a cosine rises again behind its lowest point: hold the progress at 1", play=rates),
+    Case("a warm-up as long as the run", too_long, "raise ValueError before any division",
+         play=refused),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="lr_schedule",
     function="learning_rate",
@@ -157,49 +177,7 @@ EXERCISE = Exercise(
     difficulty=1,
     outcome="Write a learning rate of warm-up and cosine so that it knows the length of its run.",
     reference=learning_rate,
-    cases=(
-        Case(
-            "the warm-up",
-            rising,
-            "a straight line from 0: step 1 has lr / warmup, step `warmup` has lr",
-            points=2,
-            play=rates,
-        ),
-        Case(
-            "the cosine after it, down to 0",
-            falling,
-            "the progress is 0 at the end of the warm-up and 1 in the last step of this run; half "
-            "way the rate is half of lr",
-            points=3,
-            play=rates,
-            teaching="the curve alone, with no other floor than 0",
-        ),
-        Case(
-            "down to min_lr",
-            floor,
-            "what falls is the part of lr above min_lr; half way the rate is the mean of both",
-            points=2,
-            play=rates,
-        ),
-        Case(
-            "no warm-up, a long run",
-            long,
-            "with warmup=0 step 1 belongs to the cosine, and nothing is divided by 0",
-            play=rates,
-        ),
-        Case(
-            "after the last step",
-            after,
-            "a cosine rises again behind its lowest point: hold the progress at 1",
-            play=rates,
-        ),
-        Case(
-            "a warm-up as long as the run",
-            too_long,
-            "raise ValueError before any division",
-            play=refused,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Which numbers must come out at step 1, at step `warmup`, half way between there and the "
         "last step, and in the last step?",

@@ -185,6 +185,29 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(FIRST, full, "a key and a value for each head, in each layer, two bytes a number",
+         points=2, teaching="the formula of the lesson"),
+    Case(SECOND, sliding, "room for a window is there from the start, and no larger later",
+         teaching="windows alone"),
+    Case(THIRD, latent, "one vector of a token, for keys and values of all heads",
+         teaching="latents alone"),
+    Case(FOURTH, state, "a state is as large after a thousand tokens as after one",
+         teaching="states alone"),
+    Case(ROWS, several, "every row has its own windows and states, too; look at `number`",
+         teaching="all four kinds at once, small enough to add up by hand"),
+    Case(LAST, to_the_last_byte,
+         "what fits exactly fits, and what misses a byte does not; whole numbers need //",
+         play=each),
+    Case(LITTLE, nearly_nothing, "0 is a number of tokens: None says that there is no limit",
+         play=each),
+    Case(ENDS, ends, "windows larger than the budget: 0 tokens. Nothing grows, and all fits: None",
+         play=each),
+    Case(LARGE, published, "28 layers with 4 heads of width 128, 21 of them with a window of 4096",
+         teaching="sizes of a published model, where a factor of two is gigabytes"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="measure_cache",
     function="longest_text",
@@ -195,63 +218,7 @@ EXERCISE = Exercise(
     "different ways.",
     after=("growing_cache",),
     reference=longest_text,
-    cases=(
-        Case(
-            FIRST,
-            full,
-            "a key and a value for each head, in each layer, two bytes a number",
-            points=2,
-            teaching="the formula of the lesson",
-        ),
-        Case(
-            SECOND,
-            sliding,
-            "room for a window is there from the start, and no larger later",
-            teaching="windows alone",
-        ),
-        Case(
-            THIRD,
-            latent,
-            "one vector of a token, for keys and values of all heads",
-            teaching="latents alone",
-        ),
-        Case(
-            FOURTH,
-            state,
-            "a state is as large after a thousand tokens as after one",
-            teaching="states alone",
-        ),
-        Case(
-            ROWS,
-            several,
-            "every row has its own windows and states, too; look at `number`",
-            teaching="all four kinds at once, small enough to add up by hand",
-        ),
-        Case(
-            LAST,
-            to_the_last_byte,
-            "what fits exactly fits, and what misses a byte does not; whole numbers need //",
-            play=each,
-        ),
-        Case(
-            LITTLE,
-            nearly_nothing,
-            "0 is a number of tokens: None says that there is no limit",
-            play=each,
-        ),
-        Case(
-            ENDS,
-            ends,
-            "windows larger than the budget: 0 tokens. Nothing grows, and all fits: None",
-            play=each,
-        ),
-        Case(
-            LARGE,
-            published,
-            "28 layers with 4 heads of width 128, 21 of them with a window of 4096",
-            teaching="sizes of a published model, where a factor of two is gigabytes",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Ask two questions of each layer: what does it keep before the first token, and how much "
         "more does it keep for each token?",

@@ -177,6 +177,22 @@ WRONG = [
 CLOSE = (1e-4, 0.0)  # of the error: float32 is enough
 
 
+CASES = (
+    Case(USUAL, usual,
+         "larger groups take fewer bytes and lose more: which is the last one within the bound?",
+         points=3, tolerance=CLOSE, teaching="the question itself"),
+    Case(ROWS, rows_will_do, "all are good enough here, and the longest takes the fewest bytes",
+         tolerance=CLOSE, teaching="the price alone decides"),
+    Case(BRAIN, brain, "a scale has the dtype of the weight, two bytes here", tolerance=CLOSE),
+    Case(NONE, none, "no size meets the first bound: None", play=each, tolerance=CLOSE),
+    Case(SMALL, small_rows,
+         "one sum over the whole matrix, above and below; where the scale is 0, the codes are 0",
+         tolerance=CLOSE),
+    Case(COLUMNS, columns, "a group is a stretch of a row", tolerance=CLOSE),
+    Case(EXACT, exact, "a larger group may lose less: try all sizes", tolerance=(1e-4, 1e-7)),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="measure_groups",
     function="cheapest_groups",
@@ -186,48 +202,7 @@ EXERCISE = Exercise(
     outcome="Choose the groups of a quantised weight by what each choice loses and costs.",
     after=("int8_weight",),
     reference=cheapest_groups,
-    cases=(
-        Case(
-            USUAL,
-            usual,
-            "larger groups take fewer bytes and lose more: which is the last one within the bound?",
-            points=3,
-            tolerance=CLOSE,
-            teaching="the question itself",
-        ),
-        Case(
-            ROWS,
-            rows_will_do,
-            "all are good enough here, and the longest takes the fewest bytes",
-            tolerance=CLOSE,
-            teaching="the price alone decides",
-        ),
-        Case(
-            BRAIN,
-            brain,
-            "a scale has the dtype of the weight, two bytes here",
-            tolerance=CLOSE,
-        ),
-        Case(NONE, none, "no size meets the first bound: None", play=each, tolerance=CLOSE),
-        Case(
-            SMALL,
-            small_rows,
-            "one sum over the whole matrix, above and below; where the scale is 0, the codes are 0",
-            tolerance=CLOSE,
-        ),
-        Case(
-            COLUMNS,
-            columns,
-            "a group is a stretch of a row",
-            tolerance=CLOSE,
-        ),
-        Case(
-            EXACT,
-            exact,
-            "a larger group may lose less: try all sizes",
-            tolerance=(1e-4, 1e-7),
-        ),
-    ),
+    cases=CASES,
     hints=(
         "One function for one size gives an error and a number of bytes. The decision comes last.",
         "`unflatten` or `view` makes the groups an axis of their own; then a scale is a maximum "

@@ -197,6 +197,24 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(ONE, one_matrix, "how many numbers are the basis, and how many the two moments?", points=2,
+         teaching="one matrix, before sums"),
+    Case(SEVERAL, several,
+         "the basis is on the smaller side of each matrix; vectors are as under AdamW", points=3),
+    Case(EXACT, exact, "a state as large as the budget fits"),
+    Case(BRAIN, brain, "what AdamW keeps has the dtype of the weight, what GaLore keeps is float32",
+         points=2),
+    Case(ADAM, adam, "try AdamW first, with the bytes of this dtype"),
+    Case(ROOM, room,
+         "a state as large as the budget fits; GaLore is for budgets that AdamW does not meet",
+         play=each),
+    Case(THIN, thin, "the rank of a matrix is at most its smaller side", points=2),
+    Case(HIGH, high, "any rank up to the smaller side may be the answer"),
+    Case(NOTHING, nothing, "vectors and rank 1 are the least there is; else (0, 0)", play=each),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="measure_rank",
     function="choose_rank",
@@ -206,43 +224,7 @@ EXERCISE = Exercise(
     outcome="Decide from a budget of bytes between AdamW and GaLore, and choose the rank.",
     after=("galore_project",),
     reference=choose_rank,
-    cases=(
-        Case(
-            ONE,
-            one_matrix,
-            "how many numbers are the basis, and how many the two moments?",
-            points=2,
-            teaching="one matrix, before sums",
-        ),
-        Case(
-            SEVERAL,
-            several,
-            "the basis is on the smaller side of each matrix; vectors are as under AdamW",
-            points=3,
-        ),
-        Case(EXACT, exact, "a state as large as the budget fits"),
-        Case(
-            BRAIN,
-            brain,
-            "what AdamW keeps has the dtype of the weight, what GaLore keeps is float32",
-            points=2,
-        ),
-        Case(ADAM, adam, "try AdamW first, with the bytes of this dtype"),
-        Case(
-            ROOM,
-            room,
-            "a state as large as the budget fits; GaLore is for budgets that AdamW does not meet",
-            play=each,
-        ),
-        Case(THIN, thin, "the rank of a matrix is at most its smaller side", points=2),
-        Case(HIGH, high, "any rank up to the smaller side may be the answer"),
-        Case(
-            NOTHING,
-            nothing,
-            "vectors and rank 1 are the least there is; else (0, 0)",
-            play=each,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Write a function that gives the bytes of the state for one rank. The decision comes last.",
         "Sort the two sides of a matrix: what has the smaller side in its shape, and what has the "

@@ -183,6 +183,30 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(AXES, axes,
+         "each direction is multiplied by 1 - rate * h in a step: for which h does that grow "
+         "first?", points=2, teaching="one number for each direction, and no momentum"),
+    Case(TURNED, turned,
+         "the directions of a bowl are the eigenvectors of its matrix; a run whose start has no "
+         "part in the steepest one misses it", play=each),
+    Case(HEAVY, heavy,
+         "write a step of x and v as a matrix of 2 x 2, or let it run: momentum moves the limit",
+         points=2, teaching="momentum alone"),
+    Case(DECAYED, decayed, "weight decay adds to the gradient what a steeper bowl would",
+         teaching="decay alone"),
+    Case(BOTH, both, "the decay is a part of the gradient that the momentum collects"),
+    Case(FALLING, falling, "what falls in one direction grows in it, at any rate",
+         teaching="a fall alone, before momentum and decay"),
+    Case(HELD, held, "with the decay the bowl falls nowhere any more"),
+    Case(ON, falling_on, "which directions fall says the smallest eigenvalue, decay included",
+         play=each),
+    Case(FLAT, flat,
+         "in a flat direction x stays; an eigenvalue of 0 is computed as a number near it",
+         play=each),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="measure_rate",
     function="diverges",
@@ -191,56 +215,7 @@ EXERCISE = Exercise(
     difficulty=3,
     outcome="Say before a run, or by a short one, which learning rates diverge.",
     reference=diverges,
-    cases=(
-        Case(
-            AXES,
-            axes,
-            "each direction is multiplied by 1 - rate * h in a step: for which h does that grow "
-            "first?",
-            points=2,
-            teaching="one number for each direction, and no momentum",
-        ),
-        Case(
-            TURNED,
-            turned,
-            "the directions of a bowl are the eigenvectors of its matrix; a run whose start has no "
-            "part in the steepest one misses it",
-            play=each,
-        ),
-        Case(
-            HEAVY,
-            heavy,
-            "write a step of x and v as a matrix of 2 x 2, or let it run: momentum moves the limit",
-            points=2,
-            teaching="momentum alone",
-        ),
-        Case(
-            DECAYED,
-            decayed,
-            "weight decay adds to the gradient what a steeper bowl would",
-            teaching="decay alone",
-        ),
-        Case(BOTH, both, "the decay is a part of the gradient that the momentum collects"),
-        Case(
-            FALLING,
-            falling,
-            "what falls in one direction grows in it, at any rate",
-            teaching="a fall alone, before momentum and decay",
-        ),
-        Case(HELD, held, "with the decay the bowl falls nowhere any more"),
-        Case(
-            ON,
-            falling_on,
-            "which directions fall says the smallest eigenvalue, decay included",
-            play=each,
-        ),
-        Case(
-            FLAT,
-            flat,
-            "in a flat direction x stays; an eigenvalue of 0 is computed as a number near it",
-            play=each,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "One direction first: x is multiplied by the same factor in every step. When is that "
         "factor larger than 1 in size?",

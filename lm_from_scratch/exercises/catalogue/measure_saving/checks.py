@@ -69,25 +69,9 @@ def one_token(g: Generator) -> Call:
     return call(some(g, 3, 9), 1, **sizes | {"kv_heads": sizes["heads"]})
 
 
-def grouped(g: Generator) -> Call:
-    return call(some(g, 3, 9), 1, **model(g))
-
-
-def several(g: Generator) -> Call:
-    return call(some(g, 3, 9), some(g, 3, 6), **model(g))
-
-
 def short(g: Generator) -> Call:
     """A prompt of one token: its pass looks like any other."""
     return call(1, 3, **model(g, vocab=300))
-
-
-def long(g: Generator) -> Call:
-    return call(some(g, 90, 120), 2, **model(g, width=2, mlp=3, layers=1, vocab=5))
-
-
-def none(g: Generator) -> Call:
-    return call(some(g, 3, 9), 0, **model(g))
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -145,6 +129,26 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(ONE, one_token,
+         "the first token comes from one pass over the prompt, with a cache or without", points=2,
+         teaching="one pass, before any cache"),
+    Case(GROUPED, lambda g: call(some(g, 3, 9), 1, **model(g)),
+         "keys and values have heads of their own; every layer has all parts",
+         teaching="heads and layers, in one pass"),
+    Case(SEVERAL, lambda g: call(some(g, 3, 9), some(g, 3, 6), **model(g)),
+         "pass by pass: how many tokens are read, and how many keys do they see?", points=3,
+         teaching="the question itself, at sizes like those of the lesson"),
+    Case(SHORT, short, "a prompt of one token is read once, and the head is used once in a pass",
+         teaching="numbers small enough to follow by hand"),
+    Case(LONG, lambda g: call(some(g, 90, 120), 2, **model(g, width=2, mlp=3, layers=1, vocab=5)),
+         "the longer the text, the more of the work is in pairs of tokens",
+         teaching="where attention costs more than the matrices"),
+    Case(NONE, lambda g: call(some(g, 3, 9), 0, **model(g)),
+         "nothing is written, so nothing is read"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="measure_saving",
     function="multiplications",
@@ -154,41 +158,7 @@ EXERCISE = Exercise(
     outcome="Predict how much work a cache saves, for any model, and see the prediction counted.",
     after=("growing_cache",),
     reference=multiplications,
-    cases=(
-        Case(
-            ONE,
-            one_token,
-            "the first token comes from one pass over the prompt, with a cache or without",
-            points=2,
-            teaching="one pass, before any cache",
-        ),
-        Case(
-            GROUPED,
-            grouped,
-            "keys and values have heads of their own; every layer has all parts",
-            teaching="heads and layers, in one pass",
-        ),
-        Case(
-            SEVERAL,
-            several,
-            "pass by pass: how many tokens are read, and how many keys do they see?",
-            points=3,
-            teaching="the question itself, at sizes like those of the lesson",
-        ),
-        Case(
-            SHORT,
-            short,
-            "a prompt of one token is read once, and the head is used once in a pass",
-            teaching="numbers small enough to follow by hand",
-        ),
-        Case(
-            LONG,
-            long,
-            "the longer the text, the more of the work is in pairs of tokens",
-            teaching="where attention costs more than the matrices",
-        ),
-        Case(NONE, none, "nothing is written, so nothing is read"),
-    ),
+    cases=CASES,
     hints=(
         "Write one function for a pass: T tokens that see S keys. Which of its parts depend on S?",
         "Both ways of writing are a sum of such passes. Note T and S of the first three passes, "

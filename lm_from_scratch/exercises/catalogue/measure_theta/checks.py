@@ -197,6 +197,23 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(USUAL, usual,
+         "pair by pair: is it known all round, and if not, how far does it turn in the text?",
+         points=3, teaching="the question itself, at sizes like those of the lesson"),
+    Case(GIVEN, given, "what was seen in training follows from the theta of training",
+         teaching="a theta as in models of today"),
+    Case(SHORT, short, "the last position is one below the number of tokens", points=2),
+    Case(SHORTER, shorter,
+         "in a shorter text slow pairs may turn faster; the answer is on the list", play=each),
+    Case(NONE, none, "where no theta is safe, the result says None",
+         teaching="the question itself, without an answer on the list"),
+    Case(FIRST, first_pair, "pair 0 turns by one radian per position, whatever theta is",
+         play=each),
+    Case(ROUND, all_round, "no pair can come to a new angle: the smallest theta will do"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="measure_theta",
     function="safe_theta",
@@ -206,41 +223,7 @@ EXERCISE = Exercise(
     outcome="Decide which theta lets a model with RoPE read longer texts, and which pair decides.",
     after=("rope",),
     reference=safe_theta,
-    cases=(
-        Case(
-            USUAL,
-            usual,
-            "pair by pair: is it known all round, and if not, how far does it turn in the text?",
-            points=3,
-            teaching="the question itself, at sizes like those of the lesson",
-        ),
-        Case(
-            GIVEN,
-            given,
-            "what was seen in training follows from the theta of training",
-            teaching="a theta as in models of today",
-        ),
-        Case(SHORT, short, "the last position is one below the number of tokens", points=2),
-        Case(
-            SHORTER,
-            shorter,
-            "in a shorter text slow pairs may turn faster; the answer is on the list",
-            play=each,
-        ),
-        Case(
-            NONE,
-            none,
-            "where no theta is safe, the result says None",
-            teaching="the question itself, without an answer on the list",
-        ),
-        Case(
-            FIRST,
-            first_pair,
-            "pair 0 turns by one radian per position, whatever theta is",
-            play=each,
-        ),
-        Case(ROUND, all_round, "no pair can come to a new angle: the smallest theta will do"),
-    ),
+    cases=CASES,
     hints=(
         "Make a list of the angles that the pairs reach in training. Which of them are below a "
         "whole turn?",

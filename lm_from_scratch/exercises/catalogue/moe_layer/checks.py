@@ -49,22 +49,6 @@ def two_of_four(g: Generator) -> Call:
     return inputs(g)
 
 
-def as_they_are(g: Generator) -> Call:
-    return inputs(g, normalize=False)
-
-
-def one_of_many(g: Generator) -> Call:
-    return inputs(g, sizes=(6, 9, 7), k=1, normalize=False)
-
-
-def all_of_them(g: Generator) -> Call:
-    return inputs(g, sizes=(8, 5, 3), k=3)
-
-
-def one_token(g: Generator) -> Call:
-    return inputs(g, tokens=1)
-
-
 def never_chosen(g: Generator) -> Call:
     """All tokens are alike, so all choose the first two of six experts; the others are NaN."""
     x, router, gate_up, down, k, normalize = inputs(g, sizes=(8, 5, 6)).args
@@ -79,10 +63,6 @@ def sure(g: Generator) -> Call:
     """Scores of hundreds: exponentials overflow."""
     x, router, *rest = inputs(g, normalize=False).args
     return call(x, router * 100, *rest)
-
-
-def double(g: Generator) -> Call:
-    return inputs(g, dtype=torch.float64)
 
 
 def transposed(g: Generator) -> Call:
@@ -226,6 +206,29 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(PLAIN, two_of_four,
+         "softmax, then the k best, then the division by their sum; gate first, then up", points=2,
+         teaching="the formula, and the first thing to read"),
+    Case(RAW, lambda g: inputs(g, normalize=False),
+         "with `normalize` off the weights sum to less than 1", points=2,
+         teaching="DeepSeek-V2's and Qwen3's switch"),
+    Case(FIRST, lambda g: inputs(g, sizes=(6, 9, 7), k=1, normalize=False),
+         "a single weight is a probability below 1, and is not 1",
+         teaching="top-1, as in Switch Transformers"),
+    Case(ALL, lambda g: inputs(g, sizes=(8, 5, 3), k=3), "each expert has all tokens",
+         teaching="nothing is left out, so the order of the sum is all that matters"),
+    Case(ONE, lambda g: inputs(g, tokens=1), "one token is an axis of size 1, and its number is 0"),
+    Case(UNUSED, never_chosen, "0 times NaN is NaN: multiply only for tokens that chose the expert",
+         points=2),
+    Case(HUGE, sure, "softmax subtracts the largest score first"),
+    Case("float64 keeps its digits", lambda g: inputs(g, dtype=torch.float64),
+         "nothing becomes float32"),
+    Case(STRIDES, transposed, ".view fails on tensors that are not contiguous, .reshape does not"),
+    Case("gradients of all four", two_of_four, "the router learns by the weights", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="moe_layer",
     function="moe_layer",
@@ -235,51 +238,7 @@ EXERCISE = Exercise(
     outcome="Write a layer of experts that computes no more than what its router has chosen.",
     reference=reference,
     after=("swiglu",),
-    cases=(
-        Case(
-            PLAIN,
-            two_of_four,
-            "softmax, then the k best, then the division by their sum; gate first, then up",
-            points=2,
-            teaching="the formula, and the first thing to read",
-        ),
-        Case(
-            RAW,
-            as_they_are,
-            "with `normalize` off the weights sum to less than 1",
-            points=2,
-            teaching="DeepSeek-V2's and Qwen3's switch",
-        ),
-        Case(
-            FIRST,
-            one_of_many,
-            "a single weight is a probability below 1, and is not 1",
-            teaching="top-1, as in Switch Transformers",
-        ),
-        Case(
-            ALL,
-            all_of_them,
-            "each expert has all tokens",
-            teaching="nothing is left out, so the order of the sum is all that matters",
-        ),
-        Case(ONE, one_token, "one token is an axis of size 1, and its number is 0"),
-        Case(
-            UNUSED,
-            never_chosen,
-            "0 times NaN is NaN: multiply only for tokens that chose the expert",
-            points=2,
-        ),
-        Case(HUGE, sure, "softmax subtracts the largest score first"),
-        Case("float64 keeps its digits", double, "nothing becomes float32"),
-        Case(
-            STRIDES,
-            transposed,
-            ".view fails on tensors that are not contiguous, .reshape does not",
-        ),
-        Case(
-            "gradients of all four", two_of_four, "the router learns by the weights", gradient=True
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Write it for one token first: its scores, its k experts, a sum of k terms.",
         "Turn the loops round: for each expert, `(experts == e).nonzero(as_tuple=True)` has the "

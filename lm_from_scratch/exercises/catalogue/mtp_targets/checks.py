@@ -27,10 +27,6 @@ def given(g: Generator, rows: list[list[int]], n_depth: int, vocabulary: int = 5
     return call(integers(g, 0, vocabulary, *positions.shape), positions, n_depth)
 
 
-def one_document(g: Generator) -> Call:
-    return given(g, [row(8), row(8)], 3)
-
-
 def next_token(g: Generator) -> Call:
     """Token 0 is a target like any other."""
     idx, positions, n_depth = given(g, [row(6), row(6)], 1).args
@@ -43,10 +39,6 @@ def packed(g: Generator) -> Call:
     return given(g, [row(cut, 10 - cut), row(4, 3, 3)], 3)
 
 
-def one_token_each(g: Generator) -> Call:
-    return given(g, [row(1, 1, 2, 1, 3), row(1, 1, 1, 1, 4)], 3)
-
-
 def on_the_right(g: Generator) -> Call:
     pads = int(integers(g, 2, 5, 1))
     return given(g, [row(9 - pads, -pads), row(9)], 3)
@@ -57,23 +49,11 @@ def on_the_left(g: Generator) -> Call:
     return given(g, [row(-pads, 9 - pads), row(-9)], 3)
 
 
-def in_between(g: Generator) -> Call:
-    return given(g, [row(4, -1, 4), row(-1, 3, -2, 3)], 4)
-
-
 def same_tokens(g: Generator) -> Call:
     """Documents that hold one token only, the padding's too."""
     token = integers(g, 0, 50, 1)
     positions = torch.tensor([row(5, 5), row(6, -4)])
     return call(token.expand(2, 10).clone(), positions, 3)
-
-
-def deeper_than_long(g: Generator) -> Call:
-    return given(g, [row(4), row(2, 2)], 6)
-
-
-def single_column(g: Generator) -> Call:
-    return given(g, [row(1), row(-1)], 2)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -137,6 +117,31 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(FIRST, next_token, "depth 0 is the next token, and the last column has none", points=2,
+         teaching="what every language model is trained on"),
+    Case(PLAIN, lambda g: given(g, [row(8), row(8)], 3),
+         "at depth 2 the target of column i is column i + 3", points=2,
+         teaching="the shift of each depth"),
+    Case(PACKED, packed, "the last d + 1 tokens of each document have no target at depth d",
+         points=2, teaching="what packing changes"),
+    Case(SHORT, lambda g: given(g, [row(1, 1, 2, 1, 3), row(1, 1, 1, 1, 4)], 3),
+         "a document of one token has no target, and is no target's way",
+         teaching="documents shorter than a depth"),
+    Case(RIGHT, on_the_right, "the last real token has no target", teaching="padding as a target"),
+    Case(LEFT, on_the_left, "position -1 is followed by 0, and is no token all the same", points=2,
+         teaching="-1 + 1 = 0"),
+    Case(BETWEEN, lambda g: given(g, [row(4, -1, 4), row(-1, 3, -2, 3)], 4),
+         "padding ends a document as well", teaching="all at once"),
+    Case(SAME, same_tokens, "positions say where a document ends, tokens do not",
+         teaching="a rule about tokens would fail here"),
+    Case(DEEP, lambda g: given(g, [row(4), row(2, 2)], 6),
+         "a depth that no token has a target for is -100 everywhere"),
+    Case("a single column", lambda g: given(g, [row(1), row(-1)], 2), "nothing follows",
+         teaching="the shortest row"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="mtp_targets",
     function="mtp_targets",
@@ -145,71 +150,7 @@ EXERCISE = Exercise(
     difficulty=2,
     outcome="Say what each depth of a model must predict, in packed and padded rows.",
     reference=reference,
-    cases=(
-        Case(
-            FIRST,
-            next_token,
-            "depth 0 is the next token, and the last column has none",
-            points=2,
-            teaching="what every language model is trained on",
-        ),
-        Case(
-            PLAIN,
-            one_document,
-            "at depth 2 the target of column i is column i + 3",
-            points=2,
-            teaching="the shift of each depth",
-        ),
-        Case(
-            PACKED,
-            packed,
-            "the last d + 1 tokens of each document have no target at depth d",
-            points=2,
-            teaching="what packing changes",
-        ),
-        Case(
-            SHORT,
-            one_token_each,
-            "a document of one token has no target, and is no target's way",
-            teaching="documents shorter than a depth",
-        ),
-        Case(
-            RIGHT,
-            on_the_right,
-            "the last real token has no target",
-            teaching="padding as a target",
-        ),
-        Case(
-            LEFT,
-            on_the_left,
-            "position -1 is followed by 0, and is no token all the same",
-            points=2,
-            teaching="-1 + 1 = 0",
-        ),
-        Case(
-            BETWEEN,
-            in_between,
-            "padding ends a document as well",
-            teaching="all at once",
-        ),
-        Case(
-            SAME,
-            same_tokens,
-            "positions say where a document ends, tokens do not",
-            teaching="a rule about tokens would fail here",
-        ),
-        Case(
-            DEEP,
-            deeper_than_long,
-            "a depth that no token has a target for is -100 everywhere",
-        ),
-        Case(
-            "a single column",
-            single_column,
-            "nothing follows",
-            teaching="the shortest row",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Write the row `a b c` on paper, and below it what depth 0 and depth 1 must say at each "
         "column.",

@@ -30,28 +30,8 @@ def gradient(g: Generator, m: int, n: int, dtype: torch.dtype = torch.float64) -
     return (3 * (U * (-sizes).exp()) @ V.mT).to(dtype)
 
 
-def wide(g: Generator) -> Call:
-    return call(gradient(g, 4, 9))
-
-
 def tall(g: Generator) -> Call:
     return call(gradient(g, 10, 3))
-
-
-def square(g: Generator) -> Call:
-    return call(gradient(g, 6, 6))
-
-
-def few_steps(g: Generator) -> Call:
-    return call(gradient(g, 3, 7), 2)
-
-
-def no_steps(g: Generator) -> Call:
-    return call(gradient(g, 8, 5), 0)
-
-
-def many_steps(g: Generator) -> Call:
-    return call(gradient(g, 5, 6), 9)
 
 
 def faint(g: Generator) -> Call:
@@ -62,14 +42,6 @@ def faint(g: Generator) -> Call:
 def below(g: Generator) -> Call:
     """A norm of about 1e-9: it is not brought to 1."""
     return call(gradient(g, 4, 6) * 1e-10, 1)
-
-
-def zero(g: Generator) -> Call:
-    return call(torch.zeros(3, 5))
-
-
-def in_memory(g: Generator) -> Call:
-    return call(strided(gradient(g, 9, 4)))
 
 
 def single(g: Generator) -> Call:
@@ -187,6 +159,35 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(WIDE, lambda g: call(gradient(g, 4, 9)),
+         "divide by the Frobenius norm, then five times a X + (b A + c A A) X with A = X Xᵀ",
+         points=3, teaching="the formula, on the side that needs no transpose"),
+    Case(TALL, tall, "transpose a tall matrix first, and the result back", points=2,
+         teaching="the other side"),
+    Case(SQUARE, lambda g: call(gradient(g, 6, 6)), "m = n needs no transpose"),
+    Case(FEW, lambda g: call(gradient(g, 3, 7), 2), "steps is an argument",
+         teaching="before the values are alike"),
+    Case(NONE, lambda g: call(gradient(g, 8, 5), 0), "only the division and the scale are left",
+         teaching="what stands around the repetitions"),
+    Case(MANY, lambda g: call(gradient(g, 5, 6), 9),
+         "the values stay near 1, however often: none of them settles there", play=strength,
+         teaching="what the polynomial does to values"),
+    Case(FAINT, faint, "the size of the gradient does not matter", points=2,
+         teaching="a late gradient"),
+    Case(BELOW, below, "a norm of 1e-9 is divided by 1e-7"),
+    Case(ZERO, lambda g: call(torch.zeros(3, 5)), "0 by 1e-7 is 0", play=beside_one,
+         teaching="a weight that nothing has used"),
+    Case("another order in memory", lambda g: call(strided(gradient(g, 9, 4))),
+         "a transpose is a view: reshape or matmul it, without view",
+         teaching="what a transposed gradient looks like"),
+    Case(SIZES, tall, "A has as many rows as X: for a tall matrix transpose first", play=sizes,
+         points=3),
+    Case(SINGLE, single, "the dtype of the gradient", tolerance=(1e-3, 1e-3),
+         teaching="the usual dtype"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="newton_schulz",
     function="newton_schulz",
@@ -196,72 +197,7 @@ EXERCISE = Exercise(
     outcome="Make the singular values of a matrix nearly equal with a few products, on its small "
     "side.",
     reference=reference,
-    cases=(
-        Case(
-            WIDE,
-            wide,
-            "divide by the Frobenius norm, then five times a X + (b A + c A A) X with A = X Xᵀ",
-            points=3,
-            teaching="the formula, on the side that needs no transpose",
-        ),
-        Case(
-            TALL,
-            tall,
-            "transpose a tall matrix first, and the result back",
-            points=2,
-            teaching="the other side",
-        ),
-        Case(SQUARE, square, "m = n needs no transpose"),
-        Case(FEW, few_steps, "steps is an argument", teaching="before the values are alike"),
-        Case(
-            NONE,
-            no_steps,
-            "only the division and the scale are left",
-            teaching="what stands around the repetitions",
-        ),
-        Case(
-            MANY,
-            many_steps,
-            "the values stay near 1, however often: none of them settles there",
-            play=strength,
-            teaching="what the polynomial does to values",
-        ),
-        Case(
-            FAINT,
-            faint,
-            "the size of the gradient does not matter",
-            points=2,
-            teaching="a late gradient",
-        ),
-        Case(BELOW, below, "a norm of 1e-9 is divided by 1e-7"),
-        Case(
-            ZERO,
-            zero,
-            "0 by 1e-7 is 0",
-            play=beside_one,
-            teaching="a weight that nothing has used",
-        ),
-        Case(
-            "another order in memory",
-            in_memory,
-            "a transpose is a view: reshape or matmul it, without view",
-            teaching="what a transposed gradient looks like",
-        ),
-        Case(
-            SIZES,
-            tall,
-            "A has as many rows as X: for a tall matrix transpose first",
-            play=sizes,
-            points=3,
-        ),
-        Case(
-            SINGLE,
-            single,
-            "the dtype of the gradient",
-            tolerance=(1e-3, 1e-3),
-            teaching="the usual dtype",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Try one number first: what does a σ + b σ³ + c σ⁵ make of 0.01, five times? And of 1?",
         "X Xᵀ X is (X Xᵀ) X: one product A = X Xᵀ serves both powers. Which of X Xᵀ and Xᵀ X is "

@@ -26,14 +26,6 @@ def inputs(g: Generator, T: int, S: int, tile: int, D: int = 4) -> Call:
     return call(q, k, v, torch.ones(T, S, dtype=torch.bool), tile)
 
 
-def one_tile(g: Generator) -> Call:
-    return inputs(g, 3, 7, 9)
-
-
-def three_tiles(g: Generator) -> Call:
-    return inputs(g, 3, 11, 4)
-
-
 def causal(g: Generator) -> Call:
     q, k, v, visible, tile = inputs(g, 6, 9, 4).args
     return call(q, k, v, visible & (torch.arange(9) <= torch.arange(3, 9)[:, None]), tile)
@@ -51,10 +43,6 @@ def rise_and_fall(g: Generator) -> Call:
     """Tile by tile the largest score rises by 200 for the first queries, and falls for the last."""
     steps = torch.tensor([0.0, 200.0, 400.0]).repeat_interleave(4)
     return with_offsets(g, torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), steps)
-
-
-def far_below(g: Generator) -> Call:
-    return with_offsets(g, torch.ones(3), torch.full((10,), -300.0))
 
 
 def first_hidden(g: Generator) -> Call:
@@ -98,10 +86,6 @@ def many(g: Generator) -> Call:
     v = normal(g, 16).sign().expand(961, 16).clone()
     v[1:] *= -1
     return call(q.half(), k.half(), v.half(), torch.ones(3, 961, dtype=torch.bool), 16)
-
-
-def long(g: Generator) -> Call:
-    return inputs(g, 6, 24, 6)
 
 
 class Largest(TorchDispatchMode):
@@ -228,6 +212,41 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("all keys in one tile", lambda g: inputs(g, 3, 7, 9),
+         "with one tile nothing is repaired: scores, maximum, exponentials, a / l",
+         tolerance=(1e-4, 1e-4), teaching="everything but the repair"),
+    Case("three tiles, the last is shorter", lambda g: inputs(g, 3, 11, 4),
+         "when the maximum rises, both sums are multiplied by exp(old maximum - new maximum)",
+         points=2, tolerance=(1e-4, 1e-4), teaching="the repair, with nothing else new"),
+    Case("a causal mask", causal,
+         "a tile has its own columns of the mask; the last tile is hidden from some queries",
+         tolerance=(1e-4, 1e-4), teaching="the mask, where no query meets a hidden tile first"),
+    Case("scores that rise or fall by 200 from tile to tile", rise_and_fall,
+         "exp(200) is infinite: the maximum is that of all tiles so far, and it never falls",
+         tolerance=(1e-4, 1e-4), teaching="an overflow that depends on the order of the tiles"),
+    Case("all scores near -300",
+         lambda g: with_offsets(g, torch.ones(3), torch.full((10,), -300.0)),
+         "the maximum may be far below 0: a start at 0 is not low enough", tolerance=(1e-4, 1e-4)),
+    Case("hidden scores above all others", loud_hidden,
+         "a hidden score of 300 must not become the maximum: hide first, then look for it",
+         tolerance=(1e-4, 1e-4)),
+    Case("the first tile is hidden", first_hidden,
+         "minus infinity less minus infinity is NaN: the maximum may start at a finite number",
+         points=2, tolerance=(1e-4, 1e-4)),
+    Case("a query that sees no key", no_key,
+         "its sums stay 0, and 0 / 0 is NaN; in all other rows the sum is at least 1",
+         tolerance=(1e-4, 1e-4)),
+    Case("float16, scores near 180", half,
+         "near 180 the step of float16 is 0.125, which changes a weight by 13 %"),
+    Case("float16, 60 tiles of small weights", many,
+         "1 + 1/3000 is 1 in float16, however often it is added: keep l and a in float32"),
+    Case("no tensor of all scores", lambda g: inputs(g, 6, 24, 6),
+         "work on one tile at a time, and keep only m, l and a from one to the next",
+         tolerance=(1e-4, 1e-4), play=largest_tensor),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="online_softmax",
     function="tiled_attention",
@@ -238,79 +257,7 @@ EXERCISE = Exercise(
     "maximum changes, and when a tile is hidden.",
     reference=reference,
     after=("attention",),
-    cases=(
-        Case(
-            "all keys in one tile",
-            one_tile,
-            "with one tile nothing is repaired: scores, maximum, exponentials, a / l",
-            tolerance=(1e-4, 1e-4),
-            teaching="everything but the repair",
-        ),
-        Case(
-            "three tiles, the last is shorter",
-            three_tiles,
-            "when the maximum rises, both sums are multiplied by exp(old maximum - new maximum)",
-            points=2,
-            tolerance=(1e-4, 1e-4),
-            teaching="the repair, with nothing else new",
-        ),
-        Case(
-            "a causal mask",
-            causal,
-            "a tile has its own columns of the mask; the last tile is hidden from some queries",
-            tolerance=(1e-4, 1e-4),
-            teaching="the mask, where no query meets a hidden tile first",
-        ),
-        Case(
-            "scores that rise or fall by 200 from tile to tile",
-            rise_and_fall,
-            "exp(200) is infinite: the maximum is that of all tiles so far, and it never falls",
-            tolerance=(1e-4, 1e-4),
-            teaching="an overflow that depends on the order of the tiles",
-        ),
-        Case(
-            "all scores near -300",
-            far_below,
-            "the maximum may be far below 0: a start at 0 is not low enough",
-            tolerance=(1e-4, 1e-4),
-        ),
-        Case(
-            "hidden scores above all others",
-            loud_hidden,
-            "a hidden score of 300 must not become the maximum: hide first, then look for it",
-            tolerance=(1e-4, 1e-4),
-        ),
-        Case(
-            "the first tile is hidden",
-            first_hidden,
-            "minus infinity less minus infinity is NaN: the maximum may start at a finite number",
-            points=2,
-            tolerance=(1e-4, 1e-4),
-        ),
-        Case(
-            "a query that sees no key",
-            no_key,
-            "its sums stay 0, and 0 / 0 is NaN; in all other rows the sum is at least 1",
-            tolerance=(1e-4, 1e-4),
-        ),
-        Case(
-            "float16, scores near 180",
-            half,
-            "near 180 the step of float16 is 0.125, which changes a weight by 13 %",
-        ),
-        Case(
-            "float16, 60 tiles of small weights",
-            many,
-            "1 + 1/3000 is 1 in float16, however often it is added: keep l and a in float32",
-        ),
-        Case(
-            "no tensor of all scores",
-            long,
-            "work on one tile at a time, and keep only m, l and a from one to the next",
-            tolerance=(1e-4, 1e-4),
-            play=largest_tensor,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Write it for one tile first. Which of your three numbers for each query are relative to "
         "the old maximum when the second tile comes?",

@@ -43,10 +43,6 @@ def shared_heads(g: Generator) -> Call:
     return packed(g, [4, 3], [4, 3], heads=(6, 2), D=3)
 
 
-def none_and_one(g: Generator) -> Call:
-    return packed(g, [0, 1, 4, 0, 0, 2, 0], [0, 1, 4, 3, 0, 2, 0], heads=(2, 2))
-
-
 def and_nothing(
     function: Any, q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor
 ) -> dict[str, Tensor]:
@@ -54,10 +50,6 @@ def and_nothing(
         "the result": function(q, k, v, cu_seq_q, cu_seq_k),
         "the result without a sequence": function(q[:0], k[:0], v[:0], cu_seq_q[:1], cu_seq_k[:1]),
     }
-
-
-def high_scores(g: Generator) -> Call:
-    return packed(g, [6, 4], [6, 4], scale=15.0)
 
 
 def low_scores(g: Generator) -> Call:
@@ -258,6 +250,35 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("three whole sequences", whole_sequences,
+         "take the slice of each sequence and compute ordinary causal attention there", points=2,
+         teaching="the plain form, and the first thing to read"),
+    Case("fewer queries than keys, after a cache", after_a_cache,
+         "query t of T is token S - T + t of its sequence: the triangle stands at the right end "
+         "of the keys. Queries and keys have bounds of their own", points=3),
+    Case("six query heads, two key heads", shared_heads,
+         "query heads 0, 1, 2 share key head 0: each key head is repeated three times in place, "
+         "not the whole row of heads", points=2, teaching="shared heads, without anything else"),
+    Case("sequences of one token or none",
+         lambda g: packed(g, [0, 1, 4, 0, 0, 2, 0], [0, 1, 4, 3, 0, 2, 0], heads=(2, 2)),
+         "an empty sequence keeps its place in both tensors of bounds; without any sequence the "
+         "result is (0, H, D)", play=and_nothing),
+    Case("scores of several hundred", lambda g: packed(g, [6, 4], [6, 4], scale=15.0),
+         "exp(100) is infinite in float32: softmax subtracts the largest score first",
+         tolerance=(1e-3, 1e-4), teaching="the overflow, at the other end than the next case"),
+    Case("every score about -20000", low_scores,
+         "what is hidden needs a score below every other: minus infinity, not -10000"),
+    Case("float64, in another order in memory", other_memory,
+         "keep the dtype of q, and use reshape or einsum: .view fails here"),
+    Case("bounds that do not fit", whole_sequences,
+         "compare the last bounds with N and M, the numbers of sequences with each other, and T "
+         "with S; raise a ValueError", play=refused),
+    Case("gradients of q, k and v", shared_heads,
+         "nothing may be detached: the weights depend on q and k", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="packed_attention",
     function="packed_attention",
@@ -268,67 +289,7 @@ EXERCISE = Exercise(
     "also when its earlier tokens come from a cache.",
     reference=varlen_attention,
     after=("attention",),
-    cases=(
-        Case(
-            "three whole sequences",
-            whole_sequences,
-            "take the slice of each sequence and compute ordinary causal attention there",
-            points=2,
-            teaching="the plain form, and the first thing to read",
-        ),
-        Case(
-            "fewer queries than keys, after a cache",
-            after_a_cache,
-            "query t of T is token S - T + t of its sequence: the triangle stands at the right end "
-            "of the keys. Queries and keys have bounds of their own",
-            points=3,
-        ),
-        Case(
-            "six query heads, two key heads",
-            shared_heads,
-            "query heads 0, 1, 2 share key head 0: each key head is repeated three times in place, "
-            "not the whole row of heads",
-            points=2,
-            teaching="shared heads, without anything else",
-        ),
-        Case(
-            "sequences of one token or none",
-            none_and_one,
-            "an empty sequence keeps its place in both tensors of bounds; without any sequence the "
-            "result is (0, H, D)",
-            play=and_nothing,
-        ),
-        Case(
-            "scores of several hundred",
-            high_scores,
-            "exp(100) is infinite in float32: softmax subtracts the largest score first",
-            tolerance=(1e-3, 1e-4),
-            teaching="the overflow, at the other end than the next case",
-        ),
-        Case(
-            "every score about -20000",
-            low_scores,
-            "what is hidden needs a score below every other: minus infinity, not -10000",
-        ),
-        Case(
-            "float64, in another order in memory",
-            other_memory,
-            "keep the dtype of q, and use reshape or einsum: .view fails here",
-        ),
-        Case(
-            "bounds that do not fit",
-            whole_sequences,
-            "compare the last bounds with N and M, the numbers of sequences with each other, and T "
-            "with S; raise a ValueError",
-            play=refused,
-        ),
-        Case(
-            "gradients of q, k and v",
-            shared_heads,
-            "nothing may be detached: the weights depend on q and k",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Write attention for one sequence first. How many keys does its first query see, if 2 of 6 "
         "tokens are new?",

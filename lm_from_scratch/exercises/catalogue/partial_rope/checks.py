@@ -25,14 +25,6 @@ def half(g: Generator) -> Call:
     return call(normal(g, 2, 3, 5, 8), torch.arange(5).repeat(2, 1), 0.5)
 
 
-def quarter(g: Generator) -> Call:
-    return call(normal(g, 2, 3, 5, 32), integers(g, 3, 60, 1, 5).repeat(2, 1), 0.25)
-
-
-def whole(g: Generator) -> Call:
-    return call(normal(g, 2, 3, 5, 8), integers(g, 3, 60, 1, 5).repeat(2, 1), 1.0)
-
-
 def odd_share(g: Generator) -> Call:
     """0.38 of 12 features are 4.56, and 0.48 of 14 are 6.72: both are nearer to the next number."""
     D, share = [(12, 0.38), (14, 0.48)][int(integers(g, 0, 2, 1))]
@@ -169,6 +161,29 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(HALF, half, "R = 4: features 0 and 2 are a pair, 1 and 3 are one, and 4 to 7 stay",
+         points=2, teaching="small enough to write down"),
+    Case(QUARTER,
+         lambda g: call(normal(g, 2, 3, 5, 32), integers(g, 3, 60, 1, 5).repeat(2, 1), 0.25),
+         "R = 8, and 8 divides the exponents: -2i/8", points=2, teaching="Qwen3-Next's share"),
+    Case(MOST, most, "R = 12 of 16, and theta is 500000"),
+    Case(ODD, odd_share, "4.56 features are 4, and 6.72 are 6", points=2),
+    Case(WHOLE, lambda g: call(normal(g, 2, 3, 5, 8), integers(g, 3, 60, 1, 5).repeat(2, 1), 1.0),
+         "with a share of 1 this is plain RoPE", teaching="the case that one knows"),
+    Case(ROWS, per_row, "positions are (B, T): each row has its own"),
+    Case(STRIDES, transposed,
+         "a model turns queries that are transposed: .view fails on them, .reshape does not"),
+    Case(BRAIN, bfloat16,
+         "bfloat16 has no 257, and keeps a cosine to three digits: round the result only", points=2,
+         tolerance=(8e-3, 1e-3)),
+    Case(LATE, late, "a text may be longer than a table: compute the angle of each position"),
+    Case("float64 keeps its digits", double, "nothing becomes float32",
+         teaching="digits alone, at positions below 200"),
+    Case(GRADIENTS, half, "what stays has a gradient too", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="partial_rope",
     function="partial_rope",
@@ -178,64 +193,7 @@ EXERCISE = Exercise(
     outcome="Turn a part of each head by the angles of a head of that size.",
     reference=reference,
     after=("rope",),
-    cases=(
-        Case(
-            HALF,
-            half,
-            "R = 4: features 0 and 2 are a pair, 1 and 3 are one, and 4 to 7 stay",
-            points=2,
-            teaching="small enough to write down",
-        ),
-        Case(
-            QUARTER,
-            quarter,
-            "R = 8, and 8 divides the exponents: -2i/8",
-            points=2,
-            teaching="Qwen3-Next's share",
-        ),
-        Case(
-            MOST,
-            most,
-            "R = 12 of 16, and theta is 500000",
-        ),
-        Case(ODD, odd_share, "4.56 features are 4, and 6.72 are 6", points=2),
-        Case(
-            WHOLE,
-            whole,
-            "with a share of 1 this is plain RoPE",
-            teaching="the case that one knows",
-        ),
-        Case(ROWS, per_row, "positions are (B, T): each row has its own"),
-        Case(
-            STRIDES,
-            transposed,
-            "a model turns queries that are transposed: .view fails on them, .reshape does not",
-        ),
-        Case(
-            BRAIN,
-            bfloat16,
-            "bfloat16 has no 257, and keeps a cosine to three digits: round the result only",
-            points=2,
-            tolerance=(8e-3, 1e-3),
-        ),
-        Case(
-            LATE,
-            late,
-            "a text may be longer than a table: compute the angle of each position",
-        ),
-        Case(
-            "float64 keeps its digits",
-            double,
-            "nothing becomes float32",
-            teaching="digits alone, at positions below 200",
-        ),
-        Case(
-            GRADIENTS,
-            half,
-            "what stays has a gradient too",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Cut each head at R first. What would you write for the first part alone?",
         "The first part is a head of R features: its pairs stand R/2 apart, and R divides the "

@@ -48,10 +48,6 @@ def later(g: Generator) -> Call:
     return call(normal(g, 3, 6, 2), shuffled(g, rows))
 
 
-def no_positions(g: Generator) -> Call:
-    return call(normal(g, 3, 4, 6, dtype=torch.float64) / 3)
-
-
 def senseless_padding(g: Generator) -> Call:
     """NaN in the states of padding; one row is padding alone."""
     positions = shuffled(g, [[0, 1, -1, -1, -1], [-1] * 5, [-1, 0, 1, 2, -1]])
@@ -197,6 +193,33 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("padding on the right", right,
+         "each row has a last column of its own: the largest column whose position is not -1",
+         points=2, teaching="the plain form, and the first thing to read"),
+    Case("padding on the left", left,
+         "a position counts from the start of the text, a column from the start of the row",
+         points=2),
+    Case("padding on both sides and between tokens", both_sides,
+         "neither the first padding nor the number of tokens tells where the last one stands",
+         points=2, teaching="padding that no rule for one side survives, without anything else"),
+    Case("positions from 7 on, and two texts in a row", later,
+         "the rightmost real token is wanted, not the one with the largest position"),
+    Case("no positions", lambda g: call(normal(g, 3, 4, 6, dtype=torch.float64) / 3),
+         "positions is None by default: nothing is padding, so take the last column"),
+    Case("NaN in the padding, and a row of padding alone", senseless_padding,
+         "0 * NaN is NaN: choose by an index, do not multiply. A row without a token needs some "
+         "column, any will do", play=real_rows),
+    Case("bfloat16, in another order in memory", other_memory,
+         "an index keeps the dtype of x and works in any order in memory, .view does not"),
+    Case("positions of another shape", right,
+         "compare positions.shape with x.shape[:2] and raise a ValueError: broadcasting accepts "
+         "too much", play=other_shapes),
+    Case("the gradient of the states", both_sides,
+         "only the chosen states get a gradient, and nothing may be detached", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="pooling",
     function="last_state",
@@ -206,63 +229,7 @@ EXERCISE = Exercise(
     outcome="Write the pooling of a causal classifier so that it finds the last real token "
     "wherever the padding stands.",
     reference=last_state,
-    cases=(
-        Case(
-            "padding on the right",
-            right,
-            "each row has a last column of its own: the largest column whose position is not -1",
-            points=2,
-            teaching="the plain form, and the first thing to read",
-        ),
-        Case(
-            "padding on the left",
-            left,
-            "a position counts from the start of the text, a column from the start of the row",
-            points=2,
-        ),
-        Case(
-            "padding on both sides and between tokens",
-            both_sides,
-            "neither the first padding nor the number of tokens tells where the last one stands",
-            points=2,
-            teaching="padding that no rule for one side survives, without anything else",
-        ),
-        Case(
-            "positions from 7 on, and two texts in a row",
-            later,
-            "the rightmost real token is wanted, not the one with the largest position",
-        ),
-        Case(
-            "no positions",
-            no_positions,
-            "positions is None by default: nothing is padding, so take the last column",
-        ),
-        Case(
-            "NaN in the padding, and a row of padding alone",
-            senseless_padding,
-            "0 * NaN is NaN: choose by an index, do not multiply. A row without a token needs some "
-            "column, any will do",
-            play=real_rows,
-        ),
-        Case(
-            "bfloat16, in another order in memory",
-            other_memory,
-            "an index keeps the dtype of x and works in any order in memory, .view does not",
-        ),
-        Case(
-            "positions of another shape",
-            right,
-            "compare positions.shape with x.shape[:2] and raise a ValueError: broadcasting accepts "
-            "too much",
-            play=other_shapes,
-        ),
-        Case(
-            "the gradient of the states",
-            both_sides,
-            "only the chosen states get a gradient, and nothing may be detached",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "You need one number for each row: a column. Write the mask of real tokens of a row and "
         "the numbers of its columns below each other.",

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.slots import SlidingCache
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Case, Exercise, call, normal, planted
 
 Text = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of all tokens
 Make = Callable[..., Any]  # what the student writes
@@ -143,38 +143,6 @@ def text(g: Generator, n: int, B: int = 2, H: int = 3, dtype: torch.dtype = torc
     return tuple(normal(g, B, H, n, size, dtype=dtype) for size in (D, D, E))  # type: ignore
 
 
-def one_by_one(g: Generator) -> Call:
-    return call(window=3, text=text(g, 8), sizes=[1] * 8)
-
-
-def prompt(g: Generator) -> Call:
-    return call(window=5, text=text(g, 9), sizes=[4, 1, 1, 1, 1])
-
-
-def after_wrap(g: Generator) -> Call:
-    return call(window=4, text=text(g, 13), sizes=[4, 3, 1, 2, 3])
-
-
-def long_pieces(g: Generator) -> Call:
-    return call(window=3, text=text(g, 16), sizes=[8, 1, 5, 2])
-
-
-def table(g: Generator) -> Call:
-    return call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2])
-
-
-def one_slot(g: Generator) -> Call:
-    return call(window=1, text=text(g, 33_000, B=1, H=1))
-
-
-def two_texts(g: Generator) -> Call:
-    return call(window=4, text=text(g, 9), other=text(g, 9))
-
-
-def another_dtype(g: Generator) -> Call:
-    return call(window=4, text=text(g, 9, B=1, H=2, dtype=torch.float64), other=text(g, 9))
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 JOINED = "torch.cat([self.positions, new])"
@@ -284,6 +252,37 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("token by token, W = 3", lambda g: call(window=3, text=text(g, 8), sizes=[1] * 8),
+         "token 3 goes where token 0 was: slot 3 % 3 = 0", points=2, play=pieces,
+         teaching="the wrap in its plain form"),
+    Case("the slots themselves, W = 4",
+         lambda g: call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2]),
+         "position p is in slot p % W, whatever the pieces were; -1 where nothing was written",
+         points=2, play=slots),
+    Case("a prompt, then token by token, W = 5",
+         lambda g: call(window=5, text=text(g, 9), sizes=[4, 1, 1, 1, 1]),
+         "length grows by T, and slots that hold nothing must stay hidden", play=pieces,
+         teaching="the common use: prefill, then decode"),
+    Case("pieces after the ring is full, W = 4",
+         lambda g: call(window=4, text=text(g, 13), sizes=[4, 3, 1, 2, 3]),
+         "the first of several new tokens still sees what the last one pushes out: read the slots "
+         "before you write", points=3, play=pieces,
+         teaching="the order of reading and writing, in pieces that fit into the ring"),
+    Case("pieces longer than the window, W = 3",
+         lambda g: call(window=3, text=text(g, 16), sizes=[8, 1, 5, 2]),
+         "only the last W tokens of a long piece are kept", points=2, play=pieces),
+    Case("33000 tokens, W = 1", lambda g: call(window=1, text=text(g, 33_000, B=1, H=1)),
+         "a text may be of any length: positions are int64 and never start again; one slot is a "
+         "ring, too", play=long_text),
+    Case("reset, and another text",
+         lambda g: call(window=4, text=text(g, 9, B=1, H=2, dtype=torch.float64), other=text(g, 9)),
+         "after reset() nothing is held, and the buffers are made for the new text", play=again),
+    Case("its own memory", lambda g: call(window=4, text=text(g, 9), other=text(g, 9)),
+         "the ring copies what it keeps, and two rings have buffers of their own", play=own_memory),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="ring_cache",
     function="RingPairs",
@@ -294,65 +293,7 @@ EXERCISE = Exercise(
     "length find the keys of their windows.",
     after=("visibility", "growing_cache"),
     reference=Reference,
-    cases=(
-        Case(
-            "token by token, W = 3",
-            one_by_one,
-            "token 3 goes where token 0 was: slot 3 % 3 = 0",
-            points=2,
-            play=pieces,
-            teaching="the wrap in its plain form",
-        ),
-        Case(
-            "the slots themselves, W = 4",
-            table,
-            "position p is in slot p % W, whatever the pieces were; -1 where nothing was written",
-            points=2,
-            play=slots,
-        ),
-        Case(
-            "a prompt, then token by token, W = 5",
-            prompt,
-            "length grows by T, and slots that hold nothing must stay hidden",
-            play=pieces,
-            teaching="the common use: prefill, then decode",
-        ),
-        Case(
-            "pieces after the ring is full, W = 4",
-            after_wrap,
-            "the first of several new tokens still sees what the last one pushes out: read the "
-            "slots before you write",
-            points=3,
-            play=pieces,
-            teaching="the order of reading and writing, in pieces that fit into the ring",
-        ),
-        Case(
-            "pieces longer than the window, W = 3",
-            long_pieces,
-            "only the last W tokens of a long piece are kept",
-            points=2,
-            play=pieces,
-        ),
-        Case(
-            "33000 tokens, W = 1",
-            one_slot,
-            "a text may be of any length: positions are int64 and never start again; one slot is a "
-            "ring, too",
-            play=long_text,
-        ),
-        Case(
-            "reset, and another text",
-            another_dtype,
-            "after reset() nothing is held, and the buffers are made for the new text",
-            play=again,
-        ),
-        Case(
-            "its own memory",
-            two_texts,
-            "the ring copies what it keeps, and two rings have buffers of their own",
-            play=own_memory,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Draw W = 4 slots and feed tokens 0 to 5 one by one, then 6, 7, 8 at once. Which keys does "
         "token 6 need, and where are they after token 8 was written?",

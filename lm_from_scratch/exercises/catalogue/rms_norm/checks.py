@@ -14,22 +14,6 @@ def shifted(g: Generator) -> Call:
     return call(x, normal(g, 16), 1e-5)
 
 
-def default_eps(g: Generator) -> Call:
-    return call(normal(g, 4, 12, scale=1e-3), normal(g, 12))
-
-
-def given_eps(g: Generator) -> Call:
-    return call(normal(g, 4, 12, scale=0.1), normal(g, 12), 1e-2)
-
-
-def one_vector(g: Generator) -> Call:
-    return call(normal(g, 10), normal(g, 10), 1e-6)
-
-
-def four_axes(g: Generator) -> Call:
-    return call(strided(normal(g, 2, 3, 5, 6)), normal(g, 6))
-
-
 def large_half(g: Generator) -> Call:
     x = normal(g, 2, 5, 16, scale=300, dtype=torch.float16)
     return call(x, normal(g, 16, dtype=torch.float16))
@@ -115,6 +99,33 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("shape and values", shifted,
+         "square, then the mean over the last axis with keepdim=True; nothing is subtracted",
+         points=2, teaching="the plain formula, and the first thing to read"),
+    Case("one vector, an axis alone", lambda g: call(normal(g, 10), normal(g, 10), 1e-6),
+         "use -1 for the axis, not its number", teaching="the error it shows is short"),
+    Case("four axes in another order in memory",
+         lambda g: call(strided(normal(g, 2, 3, 5, 6)), normal(g, 6)),
+         "a caller passes transposed tensors: .view fails on them, .reshape does not"),
+    Case("eps as given", lambda g: call(normal(g, 4, 12, scale=0.1), normal(g, 12), 1e-2),
+         "eps is added to the mean square, inside the root",
+         teaching="eps alone, large enough to see"),
+    Case("eps by default, inputs near 0.001",
+         lambda g: call(normal(g, 4, 12, scale=1e-3), normal(g, 12)),
+         "eps is 1e-6 unless another is given"),
+    Case("float16, large values", large_half,
+         "300**2 = 90000 is above the largest float16, 65504: square in float32", points=2,
+         teaching="the overflow, which bfloat16 does not have"),
+    Case("bfloat16, rounded before the weight", bfloat16,
+         "convert to the dtype of x first, then multiply by the weight: with one in float32 the "
+         "product is float32", play=two_weights, tolerance=(4e-3, 0.0)),
+    Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits"),
+    Case("gradients of x and weight", shifted, "the root depends on x too: nothing may be detached",
+         gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="rms_norm",
     function="rms_norm",
@@ -123,57 +134,7 @@ EXERCISE = Exercise(
     difficulty=1,
     outcome="Write RMSNorm so that it also holds for half precision and for inputs near zero.",
     reference=rms_norm,
-    cases=(
-        Case(
-            "shape and values",
-            shifted,
-            "square, then the mean over the last axis with keepdim=True; nothing is subtracted",
-            points=2,
-            teaching="the plain formula, and the first thing to read",
-        ),
-        Case(
-            "one vector, an axis alone",
-            one_vector,
-            "use -1 for the axis, not its number",
-            teaching="the error it shows is short",
-        ),
-        Case(
-            "four axes in another order in memory",
-            four_axes,
-            "a caller passes transposed tensors: .view fails on them, .reshape does not",
-        ),
-        Case(
-            "eps as given",
-            given_eps,
-            "eps is added to the mean square, inside the root",
-            teaching="eps alone, large enough to see",
-        ),
-        Case(
-            "eps by default, inputs near 0.001", default_eps, "eps is 1e-6 unless another is given"
-        ),
-        Case(
-            "float16, large values",
-            large_half,
-            "300**2 = 90000 is above the largest float16, 65504: square in float32",
-            points=2,
-            teaching="the overflow, which bfloat16 does not have",
-        ),
-        Case(
-            "bfloat16, rounded before the weight",
-            bfloat16,
-            "convert to the dtype of x first, then multiply by the weight: with one in float32 the "
-            "product is float32",
-            play=two_weights,
-            tolerance=(4e-3, 0.0),
-        ),
-        Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits"),
-        Case(
-            "gradients of x and weight",
-            shifted,
-            "the root depends on x too: nothing may be detached",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Three steps: the mean of the squares, one division, one product. Which axis stays?",
         "`x.pow(2).mean(-1, keepdim=True)` has shape (..., 1) and is divided out by broadcasting.",

@@ -38,10 +38,6 @@ def transposed(g: Generator) -> Call:
     return call(x, integers(g, 3, 40, 1, 5).repeat(2, 1))
 
 
-def given_theta(g: Generator) -> Call:
-    return call(normal(g, 2, 3, 5, 8), integers(g, 5, 90, 1, 5).repeat(2, 1), 500000.0)
-
-
 def very_far(g: Generator) -> Call:
     """Beyond any table, and beyond int16. There is one pair, which turns by the position itself:
     slower ones would have few digits left in float32."""
@@ -170,6 +166,31 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("positions 0, 1, 2, ...", in_order,
+         "position 0 changes nothing; at position 1 the first pair, features 0 and D/2, turns by "
+         "1 radian", points=2, teaching="the plain formula, and the first thing to read"),
+    Case("other positions in each row, in any order", per_row,
+         "use the positions as they are: they begin above 0, leave gaps, differ by row, and are "
+         "others in every call", points=2, play=after_other_positions),
+    Case("theta as given",
+         lambda g: call(normal(g, 2, 3, 5, 8), integers(g, 5, 90, 1, 5).repeat(2, 1), 500000.0),
+         "with theta = 500000 the second of four pairs turns by 500000**(-1/4) = 0.038 a token"),
+    Case("heads and tokens transposed in memory", transposed,
+         "a model makes (B, T, H, D) and transposes it: .view fails on that, .reshape does not"),
+    Case("bfloat16, positions above 256", bfloat16,
+         "bfloat16 has no 257 (it becomes 256), and keeps a cosine to three digits only: stay in "
+         "float32 until the end", points=2, tolerance=(8e-3, 1e-3)),
+    Case("positions up to a million", very_far,
+         "positions have no largest value: compute the angle of each, or make the table as long "
+         "as it has to be"),
+    Case("float64 keeps its digits", double,
+         "the speeds too are float64 where x is; here a single token has heads of 130 features"),
+    Case("the gradient of x", in_order, "x must stay in the graph: nothing may be detached",
+         gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="rope",
     function="rope",
@@ -178,59 +199,7 @@ EXERCISE = Exercise(
     difficulty=2,
     outcome="Write the rotation of RoPE so that it holds for any positions and for half precision.",
     reference=rope,
-    cases=(
-        Case(
-            "positions 0, 1, 2, ...",
-            in_order,
-            "position 0 changes nothing; at position 1 the first pair, features 0 and D/2, turns "
-            "by 1 radian",
-            points=2,
-            teaching="the plain formula, and the first thing to read",
-        ),
-        Case(
-            "other positions in each row, in any order",
-            per_row,
-            "use the positions as they are: they begin above 0, leave gaps, differ by row, and are "
-            "others in every call",
-            points=2,
-            play=after_other_positions,
-        ),
-        Case(
-            "theta as given",
-            given_theta,
-            "with theta = 500000 the second of four pairs turns by 500000**(-1/4) = 0.038 a token",
-        ),
-        Case(
-            "heads and tokens transposed in memory",
-            transposed,
-            "a model makes (B, T, H, D) and transposes it: .view fails on that, .reshape does not",
-        ),
-        Case(
-            "bfloat16, positions above 256",
-            bfloat16,
-            "bfloat16 has no 257 (it becomes 256), and keeps a cosine to three digits only: stay "
-            "in float32 until the end",
-            points=2,
-            tolerance=(8e-3, 1e-3),
-        ),
-        Case(
-            "positions up to a million",
-            very_far,
-            "positions have no largest value: compute the angle of each, or make the table as long "
-            "as it has to be",
-        ),
-        Case(
-            "float64 keeps its digits",
-            double,
-            "the speeds too are float64 where x is; here a single token has heads of 130 features",
-        ),
-        Case(
-            "the gradient of x",
-            in_order,
-            "x must stay in the graph: nothing may be detached",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Four steps: a speed for each pair, an angle for each token and pair, cosines and sines, "
         "two products for each half. Which shapes must the angles have to meet (B, H, T, D/2)?",

@@ -51,17 +51,9 @@ def scores(
     return {"the attention scores": q @ repeated.transpose(-1, -2) / dim**0.5}
 
 
-def numbered_bias(g: Generator) -> Call:
-    return call(torch.arange(12.0) + 100 * integers(g, 0, 5, 1), 2)
-
-
 def numbered_weight(g: Generator) -> Call:
     rows = torch.arange(24.0)[:, None] + 100 * torch.arange(1, 6)
     return call(rows + 1000 * integers(g, 0, 5, 1), 3)
-
-
-def one_head(g: Generator) -> Call:
-    return call(normal(g, 10, 10, dtype=torch.bfloat16), 1)
 
 
 def shared_keys(g: Generator) -> Call:
@@ -72,14 +64,6 @@ def shared_keys(g: Generator) -> Call:
         key=normal(g, 16, 9),
         heads=[6, 2],
     )
-
-
-def sizes(g: Generator) -> Call:
-    return call(normal(g, 12, 5), heads=[3, 2, 4, 5, 0, -1])
-
-
-def small(g: Generator) -> Call:
-    return call(normal(g, 18, 4), 3)
 
 
 def _checked(weight: Tensor, n_head: int) -> int:
@@ -157,6 +141,28 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(BIAS, lambda g: call(torch.arange(12.0) + 100 * integers(g, 0, 5, 1), 2),
+         "a bias has one axis. With 2 heads of 6, the rows of the first are 0, 3, 1, 4, 2, 5",
+         points=2),
+    Case(WEIGHT, numbered_weight,
+         "3 heads of 8: rows 0, 4, 1, 5, 2, 6, 3, 7, and the same 8 and 16 further on. Columns "
+         "stay", points=2, teaching="rows can be read off: their numbers are the values"),
+    Case(ONE, lambda g: call(normal(g, 10, 10, dtype=torch.bfloat16), 1),
+         "n_head=1 is a head too: its rows are 0, 5, 1, 6, 2, 7, 3, 8, 4, 9. Nothing is computed, "
+         "so the dtype stays"),
+    Case(SCORES, shared_keys,
+         "6 query heads and 2 key heads, now turned as neighbours: the scores must stay what they "
+         "were with half-split pairs", points=3, play=scores, tolerance=(1e-4, 1e-4),
+         teaching="what the conversion is for"),
+    Case(SIZE, lambda g: call(normal(g, 12, 5), heads=[3, 2, 4, 5, 0, -1]),
+         "12 rows are 3 heads of 4. They are not 4 heads of 3 (an odd number), nor 5, 0 or -1",
+         play=refusals),
+    Case("the gradient of the weight", lambda g: call(normal(g, 18, 4), 3),
+         "moved rows stay in the graph: no detach, no .data", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="rope_layouts",
     function="interleave",
@@ -167,50 +173,7 @@ EXERCISE = Exercise(
     "scores.",
     after=("rope",),
     reference=to_interleaved,
-    cases=(
-        Case(
-            BIAS,
-            numbered_bias,
-            "a bias has one axis. With 2 heads of 6, the rows of the first are 0, 3, 1, 4, 2, 5",
-            points=2,
-        ),
-        Case(
-            WEIGHT,
-            numbered_weight,
-            "3 heads of 8: rows 0, 4, 1, 5, 2, 6, 3, 7, and the same 8 and 16 further on. Columns "
-            "stay",
-            points=2,
-            teaching="rows can be read off: their numbers are the values",
-        ),
-        Case(
-            ONE,
-            one_head,
-            "n_head=1 is a head too: its rows are 0, 5, 1, 6, 2, 7, 3, 8, 4, 9. Nothing is "
-            "computed, so the dtype stays",
-        ),
-        Case(
-            SCORES,
-            shared_keys,
-            "6 query heads and 2 key heads, now turned as neighbours: the scores must stay what "
-            "they were with half-split pairs",
-            points=3,
-            play=scores,
-            tolerance=(1e-4, 1e-4),
-            teaching="what the conversion is for",
-        ),
-        Case(
-            SIZE,
-            sizes,
-            "12 rows are 3 heads of 4. They are not 4 heads of 3 (an odd number), nor 5, 0 or -1",
-            play=refusals,
-        ),
-        Case(
-            "the gradient of the weight",
-            small,
-            "moved rows stay in the graph: no detach, no .data",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Cut the rows into heads, each head into two halves, each half into D/2 rows. Which two of "
         "these axes change places?",

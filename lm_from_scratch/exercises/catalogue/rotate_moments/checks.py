@@ -35,14 +35,6 @@ def asked(*args: Any, **kwargs: Any) -> Call:
     return call(*(single(arg) for arg in args), **kwargs)
 
 
-def right(g: Generator) -> Call:
-    return asked(*moments(g, 4, 3), (None, basis(g, 5, 3)), (None, basis(g, 5, 3)))
-
-
-def left(g: Generator) -> Call:
-    return asked(*moments(g, 3, 5), (basis(g, 4, 3), None), (basis(g, 4, 3), None))
-
-
 def both(g: Generator) -> Call:
     old, new = (basis(g, 6, 3), basis(g, 5, 3)), (basis(g, 6, 3), basis(g, 5, 3))
     return call(*moments(g, 3, 3), old, new)
@@ -52,10 +44,6 @@ def no_mean(g: Generator) -> Call:
     mean, mean_square = moments(g, 4, 3)
     old, new = basis(g, 3, 3), basis(g, 3, 3)
     return asked(0 * mean, mean_square, (None, old), (None, new))
-
-
-def other_rank(g: Generator) -> Call:
-    return asked(*moments(g, 4, 5), (basis(g, 7, 4), None), (basis(g, 7, 2), None))
 
 
 def fifth_step(g: Generator) -> Call:
@@ -143,6 +131,32 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("the second moment of a mean of 0, on the right", no_mean,
+         "with a mean of 0 only variances are left: they add up with the squares of the turn",
+         points=2, teaching="the squares alone, before the mean comes in"),
+    Case("a right basis",
+         lambda g: asked(*moments(g, 4, 3), (None, basis(g, 5, 3)), (None, basis(g, 5, 3))),
+         "a row x of old coordinates stands for x @ Q_old.mT. Its new coordinates are x @ "
+         "Q_old.mT @ Q_new. A mean square is a variance plus the square of the new mean", points=2,
+         teaching="the whole formula"),
+    Case("a left basis",
+         lambda g: asked(*moments(g, 3, 5), (basis(g, 4, 3), None), (basis(g, 4, 3), None)),
+         "a column x of old coordinates stands for P_old @ x. Its new ones are P_new.mT @ P_old @ "
+         "x", points=2, teaching="one left basis, as a wide matrix has it"),
+    Case("both bases, in float64", both, "each side has a turn of its own; nothing becomes float32",
+         points=1),
+    Case("a new basis of another rank",
+         lambda g: asked(*moments(g, 4, 5), (basis(g, 7, 4), None), (basis(g, 7, 2), None)),
+         "the turn has as many rows as one basis has columns, and as many columns as the other",
+         teaching="shapes that find a turn in the wrong direction by an error"),
+    Case("corrected moments, step 5", fifth_step,
+         "divide by the corrections before the formula, multiply after it"),
+    Case("a variance below 0", below_zero,
+         "v - m * m may be negative: make it 0 before it is turned"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="rotate_moments",
     function="rotate_moments",
@@ -152,53 +166,7 @@ EXERCISE = Exercise(
     outcome="Write the change of basis of Adam's moments so that both keep their meaning.",
     after=("galore_project",),
     reference=rotate_moments,
-    cases=(
-        Case(
-            "the second moment of a mean of 0, on the right",
-            no_mean,
-            "with a mean of 0 only variances are left: they add up with the squares of the turn",
-            points=2,
-            teaching="the squares alone, before the mean comes in",
-        ),
-        Case(
-            "a right basis",
-            right,
-            "a row x of old coordinates stands for x @ Q_old.mT. Its new coordinates are "
-            "x @ Q_old.mT @ Q_new. A mean square is a variance plus the square of the new mean",
-            points=2,
-            teaching="the whole formula",
-        ),
-        Case(
-            "a left basis",
-            left,
-            "a column x of old coordinates stands for P_old @ x. Its new ones are "
-            "P_new.mT @ P_old @ x",
-            points=2,
-            teaching="one left basis, as a wide matrix has it",
-        ),
-        Case(
-            "both bases, in float64",
-            both,
-            "each side has a turn of its own; nothing becomes float32",
-            points=1,
-        ),
-        Case(
-            "a new basis of another rank",
-            other_rank,
-            "the turn has as many rows as one basis has columns, and as many columns as the other",
-            teaching="shapes that find a turn in the wrong direction by an error",
-        ),
-        Case(
-            "corrected moments, step 5",
-            fifth_step,
-            "divide by the corrections before the formula, multiply after it",
-        ),
-        Case(
-            "a variance below 0",
-            below_zero,
-            "v - m * m may be negative: make it 0 before it is turned",
-        ),
-    ),
+    cases=CASES,
     hints=(
         "What matrix do the old coordinates stand for? Write it with the old basis, then take its "
         "coordinates in the new one. Which small matrix remains between the two bases?",

@@ -57,22 +57,6 @@ def shared(g: Generator) -> Call:
     return call(q, k, v, sinks + torch.arange(-3.0, 3.0))
 
 
-def sliding(g: Generator) -> Call:
-    return inputs(g, tokens=(7, 7), window=3)
-
-
-def chunk(g: Generator) -> Call:
-    return inputs(g, tokens=(3, 9), window=4)
-
-
-def one_query(g: Generator) -> Call:
-    return inputs(g, tokens=(1, 6), window=1)
-
-
-def none(g: Generator) -> Call:
-    return inputs(g, sink=-torch.inf)
-
-
 def takes_all(g: Generator) -> Call:
     """The sinks of 300 and 0 beside small scores, that of -300 beside scores near -300."""
     q, k, v, _, _ = inputs(g).args
@@ -84,10 +68,6 @@ def takes_all(g: Generator) -> Call:
 def huge(g: Generator) -> Call:
     q, k, v, sinks, _ = inputs(g, scale=12).args
     return call(q, k, v, sinks + torch.tensor([100.0, 150.0, 200.0]))
-
-
-def double(g: Generator) -> Call:
-    return inputs(g, dtype=torch.float64)
 
 
 def in_another_order(g: Generator) -> Call:
@@ -165,6 +145,39 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(ZEROS, zeros,
+         "e^0 = 1: the first query gives its key 1/2, the last gives each of five keys 1/6",
+         points=2, teaching="one can compute it by hand"),
+    Case(HEADS, different, "the sink of a head stands beside scores that are divided already",
+         points=2, teaching="sinks that differ"),
+    Case(SHARED, shared, "sinks belong to query heads, and keys are shared by three of them",
+         teaching="whose the sinks are"),
+    Case(WINDOW, lambda g: inputs(g, tokens=(7, 7), window=3),
+         "the window hides keys; the sink is no key", points=2,
+         teaching="the window alone, with a query for every token"),
+    Case(CHUNK, lambda g: inputs(g, tokens=(3, 9), window=4),
+         "the first query is token 6: it sees tokens 3 to 6, and the sink",
+         teaching="both corners of the mask at once"),
+    Case("one query after 5 tokens", lambda g: inputs(g, tokens=(1, 6), window=1),
+         "one query is an axis of size 1; with a window of 1 it sees itself and the sink"),
+    Case(NONE, lambda g: inputs(g, sink=-torch.inf), "e to minus infinity is 0: plain attention",
+         teaching="the case that one knows"),
+    Case(ALL, takes_all,
+         "the first sink takes everything; the last has a share, as its scores are near -300",
+         tolerance=(5e-4, 5e-4)),
+    Case(HUGE, huge,
+         "exp(89) is above the largest float32: subtract the largest of scores *and* sink",
+         teaching="large numbers everywhere, not at one end", tolerance=(5e-4, 5e-3)),
+    Case("float64 keeps its digits", lambda g: inputs(g, dtype=torch.float64),
+         "nothing becomes float32"),
+    Case("inputs in another order in memory", in_another_order,
+         ".view fails on tensors that are not contiguous, .reshape does not",
+         teaching="what a model passes"),
+    Case("gradients of all four", different, "nothing may be detached", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="sink_attention",
     function="sink_attention",
@@ -174,73 +187,7 @@ EXERCISE = Exercise(
     outcome="Give a softmax somewhere to put the weight that no key deserves.",
     reference=reference,
     after=("attention",),
-    cases=(
-        Case(
-            ZEROS,
-            zeros,
-            "e^0 = 1: the first query gives its key 1/2, the last gives each of five keys 1/6",
-            points=2,
-            teaching="one can compute it by hand",
-        ),
-        Case(
-            HEADS,
-            different,
-            "the sink of a head stands beside scores that are divided already",
-            points=2,
-            teaching="sinks that differ",
-        ),
-        Case(
-            SHARED,
-            shared,
-            "sinks belong to query heads, and keys are shared by three of them",
-            teaching="whose the sinks are",
-        ),
-        Case(
-            WINDOW,
-            sliding,
-            "the window hides keys; the sink is no key",
-            points=2,
-            teaching="the window alone, with a query for every token",
-        ),
-        Case(
-            CHUNK,
-            chunk,
-            "the first query is token 6: it sees tokens 3 to 6, and the sink",
-            teaching="both corners of the mask at once",
-        ),
-        Case(
-            "one query after 5 tokens",
-            one_query,
-            "one query is an axis of size 1; with a window of 1 it sees itself and the sink",
-        ),
-        Case(
-            NONE,
-            none,
-            "e to minus infinity is 0: plain attention",
-            teaching="the case that one knows",
-        ),
-        Case(
-            ALL,
-            takes_all,
-            "the first sink takes everything; the last has a share, as its scores are near -300",
-            tolerance=(5e-4, 5e-4),
-        ),
-        Case(
-            HUGE,
-            huge,
-            "exp(89) is above the largest float32: subtract the largest of scores *and* sink",
-            teaching="large numbers everywhere, not at one end",
-            tolerance=(5e-4, 5e-3),
-        ),
-        Case("float64 keeps its digits", double, "nothing becomes float32"),
-        Case(
-            "inputs in another order in memory",
-            in_another_order,
-            ".view fails on tensors that are not contiguous, .reshape does not",
-            teaching="what a model passes",
-        ),
-        Case("gradients of all four", different, "nothing may be detached", gradient=True),
-    ),
+    cases=CASES,
     hints=(
         "The sum below the line has one term more. What would a softmax have to see for that?",
         "Put the sink beside the scores as one more column, (B, H, T, S + 1), after the mask.",

@@ -212,6 +212,32 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(ONE, one_draft,
+         "u[:, 1] judges the draft, u[:, 0] draws the token; after a rejection it is drawn from "
+         "max(0, p - q), after an acceptance from the next p", points=2, play=judged,
+         teaching="one draft, with both ends of the rule"),
+    Case(REJECTED, rejected,
+         "the replacement is drawn from max(0, p - q) at the place of the rejected draft", points=2,
+         teaching="the replacement alone", play=judged),
+    Case(STAND, all_stand,
+         "after K accepted drafts the token comes from p[:, K], and there is no q there", points=2,
+         teaching="full acceptance alone", play=judged),
+    Case(GAP, a_gap, "count up to the first rejection: cumprod of 1 1 0 1 is 1 1 0 0", points=2,
+         play=judged),
+    Case(FEWER, fewer,
+         "-1 is no draft: it is not accepted, and at its place nothing is subtracted from p",
+         play=judged),
+    Case(NONE, no_draft, "with K = 0 the token is drawn from p[:, 0]", play=judged),
+    Case(GREEDY, greedy, "0 < 0 is False: with p(x) = 0 a draft is rejected, also at u = 0",
+         play=judged),
+    Case(UNLIKELY, unlikely,
+         "any p above q is left over, however little; u, p and q are compared as they are",
+         play=judged),
+    Case(ROUNDING, nothing_left, "if all weights are 0, take those of p", play=judged),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="speculative",
     function="accept_drafts",
@@ -222,65 +248,7 @@ EXERCISE = Exercise(
     "has exactly the model's distribution.",
     reference=accept_drafts,
     after=("top_p",),
-    cases=(
-        Case(
-            ONE,
-            one_draft,
-            "u[:, 1] judges the draft, u[:, 0] draws the token; after a rejection it is drawn from "
-            "max(0, p - q), after an acceptance from the next p",
-            points=2,
-            play=judged,
-            teaching="one draft, with both ends of the rule",
-        ),
-        Case(
-            REJECTED,
-            rejected,
-            "the replacement is drawn from max(0, p - q) at the place of the rejected draft",
-            points=2,
-            teaching="the replacement alone",
-            play=judged,
-        ),
-        Case(
-            STAND,
-            all_stand,
-            "after K accepted drafts the token comes from p[:, K], and there is no q there",
-            points=2,
-            teaching="full acceptance alone",
-            play=judged,
-        ),
-        Case(
-            GAP,
-            a_gap,
-            "count up to the first rejection: cumprod of 1 1 0 1 is 1 1 0 0",
-            points=2,
-            play=judged,
-        ),
-        Case(
-            FEWER,
-            fewer,
-            "-1 is no draft: it is not accepted, and at its place nothing is subtracted from p",
-            play=judged,
-        ),
-        Case(NONE, no_draft, "with K = 0 the token is drawn from p[:, 0]", play=judged),
-        Case(
-            GREEDY,
-            greedy,
-            "0 < 0 is False: with p(x) = 0 a draft is rejected, also at u = 0",
-            play=judged,
-        ),
-        Case(
-            UNLIKELY,
-            unlikely,
-            "any p above q is left over, however little; u, p and q are compared as they are",
-            play=judged,
-        ),
-        Case(
-            ROUNDING,
-            nothing_left,
-            "if all weights are 0, take those of p",
-            play=judged,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Three steps: judge all drafts at once, count up to the first rejection, draw one token at "
         "that place. Which distribution belongs to the place in each case?",

@@ -26,10 +26,6 @@ def plain(g: Generator) -> Call:
     return call(normal(g, 2, 5, 6, scale=2), *weights(g, 6, 16))
 
 
-def square(g: Generator) -> Call:
-    return call(normal(g, 3, 2, 7, scale=2), *weights(g, 7, 7))
-
-
 def four_axes(g: Generator) -> Call:
     x = strided(normal(g, 2, 3, 4, 5))
     gate, up, down = weights(g, 5, 9)
@@ -122,6 +118,25 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(PLAIN, plain,
+         "silu of the gate's map, times the other map, then back to C. Weights are stored "
+         "(outputs, inputs), so a map is x @ weight.T", points=3,
+         teaching="the plain formula, and the first thing to read"),
+    Case(SQUARE, lambda g: call(normal(g, 3, 2, 7, scale=2), *weights(g, 7, 7)),
+         "nn.Linear stores the outputs first: x @ weight.T. Where I = C, a missing .T raises no "
+         "error", points=2),
+    Case(AXES, four_axes,
+         "a caller passes transposed tensors: .view fails on them, .reshape does not"),
+    Case(LARGE, large_gate,
+         "exp(100) is infinite in float32, and infinite / infinite is NaN. torch.sigmoid is safe",
+         tolerance=(1e-4, 1e-2)),
+    Case(HALF, bfloat16, "the result has the dtype of x", tolerance=(3e-2, 3e-2)),
+    Case(DOUBLE, double, "float64 must not pass through float32"),
+    Case(GRADIENT, plain, "the gate is learned too: nothing may be detached", gradient=True),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="swiglu",
     function="gated_mlp",
@@ -130,48 +145,7 @@ EXERCISE = Exercise(
     difficulty=1,
     outcome="Write the gated MLP from three weights, so that gate and up are not confused.",
     reference=gated_mlp,
-    cases=(
-        Case(
-            PLAIN,
-            plain,
-            "silu of the gate's map, times the other map, then back to C. Weights are stored "
-            "(outputs, inputs), so a map is x @ weight.T",
-            points=3,
-            teaching="the plain formula, and the first thing to read",
-        ),
-        Case(
-            SQUARE,
-            square,
-            "nn.Linear stores the outputs first: x @ weight.T. Where I = C, a missing .T raises no "
-            "error",
-            points=2,
-        ),
-        Case(
-            AXES,
-            four_axes,
-            "a caller passes transposed tensors: .view fails on them, .reshape does not",
-        ),
-        Case(
-            LARGE,
-            large_gate,
-            "exp(100) is infinite in float32, and infinite / infinite is NaN. "
-            "torch.sigmoid is safe",
-            tolerance=(1e-4, 1e-2),
-        ),
-        Case(
-            HALF,
-            bfloat16,
-            "the result has the dtype of x",
-            tolerance=(3e-2, 3e-2),
-        ),
-        Case(DOUBLE, double, "float64 must not pass through float32"),
-        Case(
-            GRADIENT,
-            plain,
-            "the gate is learned too: nothing may be detached",
-            gradient=True,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Draw the shapes: (..., C) to (..., I), twice; one product; (..., I) to (..., C).",
         "`x @ gate.T` is what `nn.Linear` computes, also `F.linear(x, gate)`.",

@@ -66,10 +66,6 @@ def spread(g: Generator, B: int, V: int) -> Tensor:
     return ladder.gather(-1, order)
 
 
-def largest_k(g: Generator) -> Call:
-    return call(spread(g, 3, 8) + torch.tensor([[0.0], [5.0], [-5.0]]), top_k=3)
-
-
 def nucleus(g: Generator) -> Call:
     """A ladder that is rotated: its most likely token is neither first nor last."""
     ladder = torch.linspace(2, -2, 9) + 0.02 * torch.rand(1, 9, generator=g)
@@ -97,18 +93,10 @@ def equal_at_k(g: Generator) -> Call:
     return call(logits.gather(-1, order), top_k=3)
 
 
-def both(g: Generator) -> Call:
-    return call(spread(g, 1, 12), top_k=4, top_p=0.8)
-
-
 def forbidden(g: Generator) -> Call:
     logits = spread(g, 2, 9)
     logits[0, torch.randperm(9, generator=g)[:5]] = -math.inf
     return call(logits, top_k=20, top_p=0.6)
-
-
-def tiny(g: Generator) -> Call:
-    return call(spread(g, 1, 7), shares=[0.001, 0.0, -0.5])
 
 
 def extreme(g: Generator) -> Call:
@@ -240,6 +228,34 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(K, lambda g: call(spread(g, 3, 8) + torch.tensor([[0.0], [5.0], [-5.0]]), top_k=3),
+         "the k-th largest logit of a row is the limit: what is below it is cut", points=2),
+    Case(P, nucleus,
+         "sort, sum up the probabilities, and keep a token while the sum before it is below p",
+         points=2, teaching="top-p in its plain form"),
+    Case(ROWS, sharp_and_flat, "each row has its own order, and its own number of tokens",
+         teaching="rows that differ, with top-p alone"),
+    Case(BOTH, lambda g: call(spread(g, 1, 12), top_k=4, top_p=0.8),
+         "after top-k the probabilities of what is left sum to 1 again"),
+    Case(BORDER, border, "eight equal tokens and p = 0.5: four of them reach p, so four are kept",
+         points=2, play=kept_of_equals),
+    Case(EQUAL, equal_at_k, "compare with the k-th largest value: what equals it stays, too"),
+    Case(TINY, lambda g: call(spread(g, 1, 7), shares=[0.001, 0.0, -0.5]),
+         "before the most likely token the sum is 0, which is below any p above 0; a p of 0 or "
+         "less is refused by ValueError", play=small_shares),
+    Case(FORBIDDEN, forbidden,
+         "topk refuses a k above V; a forbidden token has the probability 0 and stays forbidden",
+         play=with_and_without),
+    Case(EXTREME, extreme,
+         "exp(1000) is infinite and exp(-1000) is 0: softmax subtracts the maximum first; and "
+         "only minus infinity is below every logit"),
+    Case(HALF, half, "383 of 512 equal tokens reach 0.748, and no fewer: sum up after .float()",
+         play=kept_of_equals),
+    Case(OFF, off, "top_p=1.0 is off: it cuts nothing, though the sum is rounded to 1 early"),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="top_p",
     function="cut_tail",
@@ -249,70 +265,7 @@ EXERCISE = Exercise(
     outcome="Write top-k and top-p so that they hold at the border, with ties, with forbidden "
     "tokens and in half precision.",
     reference=cut_tail,
-    cases=(
-        Case(
-            K,
-            largest_k,
-            "the k-th largest logit of a row is the limit: what is below it is cut",
-            points=2,
-        ),
-        Case(
-            P,
-            nucleus,
-            "sort, sum up the probabilities, and keep a token while the sum before it is below p",
-            points=2,
-            teaching="top-p in its plain form",
-        ),
-        Case(
-            ROWS,
-            sharp_and_flat,
-            "each row has its own order, and its own number of tokens",
-            teaching="rows that differ, with top-p alone",
-        ),
-        Case(
-            BOTH,
-            both,
-            "after top-k the probabilities of what is left sum to 1 again",
-        ),
-        Case(
-            BORDER,
-            border,
-            "eight equal tokens and p = 0.5: four of them reach p, so four are kept",
-            points=2,
-            play=kept_of_equals,
-        ),
-        Case(
-            EQUAL,
-            equal_at_k,
-            "compare with the k-th largest value: what equals it stays, too",
-        ),
-        Case(
-            TINY,
-            tiny,
-            "before the most likely token the sum is 0, which is below any p above 0; a p of 0 or "
-            "less is refused by ValueError",
-            play=small_shares,
-        ),
-        Case(
-            FORBIDDEN,
-            forbidden,
-            "topk refuses a k above V; a forbidden token has the probability 0 and stays forbidden",
-            play=with_and_without,
-        ),
-        Case(
-            EXTREME,
-            extreme,
-            "exp(1000) is infinite and exp(-1000) is 0: softmax subtracts the maximum first; and "
-            "only minus infinity is below every logit",
-        ),
-        Case(
-            HALF,
-            half,
-            "383 of 512 equal tokens reach 0.748, and no fewer: sum up after .float()",
-            play=kept_of_equals,
-        ),
-        Case(OFF, off, "top_p=1.0 is off: it cuts nothing, though the sum is rounded to 1 early"),
-    ),
+    cases=CASES,
     hints=(
         "Top-k needs one number for each row. Top-p needs the tokens in order: sort, then sum up.",
         "Of the sorted probabilities, `cumsum - probability` is the sum *before* each token. It is "

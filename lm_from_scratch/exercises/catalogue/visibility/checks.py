@@ -212,6 +212,31 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case("one sequence, a triangle", sequence,
+         "a query sees its own key and those before it; the result is (B, 1, T, S)", points=2,
+         teaching="the plain triangle, and the first thing to read"),
+    Case("three queries after a cache", chunk,
+         "compare positions: the first query does not stand at position 0",
+         teaching="the corner of the mask, with nothing else new"),
+    Case("left padding, another number in each row", padded,
+         "a key of position -1 is hidden from all, and a query of position -1 sees nothing",
+         points=2),
+    Case("a window", windowed, "W keys, the query's own included: positions t - W + 1 to t",
+         points=2, teaching="the window, where each row can be counted"),
+    Case("three documents in one row", packed,
+         "positions start again in each document, so only the number keeps two apart", points=2),
+    Case("a ring of seven slots", ring,
+         "a slot is no position: the keys bring theirs. One row of queries is for both rows. The "
+         "text has gone on to position 40000"),
+    Case(TOGETHER, together,
+         "all conditions hold at once, and either side may have one row for all"),
+    Case("a window of 1, and those below it", smallest,
+         "with 1 each token sees itself alone; 0 and -2 would hide everything, and are refused",
+         play=small_windows),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="visibility",
     function="visible",
@@ -221,57 +246,7 @@ EXERCISE = Exercise(
     outcome="Write one rule from positions so that padding, caches, windows, packed documents and "
     "ring buffers need no special case.",
     reference=reference,
-    cases=(
-        Case(
-            "one sequence, a triangle",
-            sequence,
-            "a query sees its own key and those before it; the result is (B, 1, T, S)",
-            points=2,
-            teaching="the plain triangle, and the first thing to read",
-        ),
-        Case(
-            "three queries after a cache",
-            chunk,
-            "compare positions: the first query does not stand at position 0",
-            teaching="the corner of the mask, with nothing else new",
-        ),
-        Case(
-            "left padding, another number in each row",
-            padded,
-            "a key of position -1 is hidden from all, and a query of position -1 sees nothing",
-            points=2,
-        ),
-        Case(
-            "a window",
-            windowed,
-            "W keys, the query's own included: positions t - W + 1 to t",
-            points=2,
-            teaching="the window, where each row can be counted",
-        ),
-        Case(
-            "three documents in one row",
-            packed,
-            "positions start again in each document, so only the number keeps two apart",
-            points=2,
-        ),
-        Case(
-            "a ring of seven slots",
-            ring,
-            "a slot is no position: the keys bring theirs. One row of queries is for both rows. "
-            "The text has gone on to position 40000",
-        ),
-        Case(
-            TOGETHER,
-            together,
-            "all conditions hold at once, and either side may have one row for all",
-        ),
-        Case(
-            "a window of 1, and those below it",
-            smallest,
-            "with 1 each token sees itself alone; 0 and -2 would hide everything, and are refused",
-            play=small_windows,
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Give both tensors axes of size 1, so that a comparison of the two is (B, 1, T, S).",
         "Four conditions, joined by `&`. The first two are `key >= 0` and `key <= query`: together "

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Case, Exercise, call, integers, planted
 from lm_from_scratch.layers.rope_scaling import YaRNScaling
 
 
@@ -40,30 +40,6 @@ def named(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, 
 
 def _factor(g: Generator) -> float:
     return 1.5 + int(integers(g, 1, 9, 1))
-
-
-def usual(g: Generator) -> Call:
-    return call(64, 10000.0, _factor(g), 4096)
-
-
-def larger_theta(g: Generator) -> Call:
-    return call(64, 1000000.0, _factor(g), 32768)
-
-
-def given_betas(g: Generator) -> Call:
-    return call(32, 10000.0, _factor(g), 4096, beta_fast=8.0, beta_slow=2.0)
-
-
-def short(g: Generator) -> Call:
-    return call(32, 10000.0, _factor(g), 180 + int(integers(g, 0, 18, 1)))
-
-
-def long(g: Generator) -> Call:
-    return call(64, 10000.0, _factor(g), 131072)
-
-
-def step(g: Generator) -> Call:
-    return call(16, 10000.0, _factor(g), 6)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -138,6 +114,29 @@ WRONG = [
 ]  # fmt: skip
 
 
+CASES = (
+    Case(USUAL, lambda g: call(64, 10000.0, _factor(g), 4096),
+         "with D = 64, theta = 10000 and L = 4096, first is 10 and last is 23: up to pair 10 "
+         "nothing changes, from pair 23 on speeds are divided by the factor", points=3, play=named,
+         tolerance=(1e-5, 0.0), teaching="the plain method, and the first thing to read"),
+    Case(THETA, lambda g: call(64, 1000000.0, _factor(g), 32768),
+         "theta counts twice: in the speeds, and in which pair makes how many turns. With 1000000 "
+         "and L = 32768, first is 11 and last is 20", points=2, play=named, tolerance=(1e-5, 0.0)),
+    Case(BETAS, lambda g: call(32, 10000.0, _factor(g), 4096, beta_fast=8.0, beta_slow=2.0),
+         "with D = 32, L = 4096, beta_fast 8 and beta_slow 2, first is 7 and last is 11", points=2,
+         play=named, tolerance=(1e-5, 0.0)),
+    Case(SHORT, lambda g: call(32, 10000.0, _factor(g), 180 + int(integers(g, 0, 18, 1))),
+         "here even pair 0 makes fewer than 32 turns: first is 0, not -1", play=named,
+         tolerance=(1e-5, 0.0), teaching="the limit alone, with a ramp; the last case has it too"),
+    Case(LONG, lambda g: call(64, 10000.0, _factor(g), 131072),
+         "here every pair makes more than one turn: last is 35, though the last pair is 31",
+         play=named, tolerance=(1e-5, 0.0)),
+    Case(STEP, lambda g: call(16, 10000.0, _factor(g), 6),
+         "with L = 6, first and last are both 0, and 0 / 0 is NaN. Pair 0 stays as it is, and "
+         "pair 1 is slowed fully", play=named, tolerance=(1e-5, 0.0)),
+)  # fmt: skip
+
+
 EXERCISE = Exercise(
     name="yarn",
     function="yarn",
@@ -148,58 +147,7 @@ EXERCISE = Exercise(
     "checkpoint.",
     after=("rope",),
     reference=yarn,
-    cases=(
-        Case(
-            USUAL,
-            usual,
-            "with D = 64, theta = 10000 and L = 4096, first is 10 and last is 23: up to pair 10 "
-            "nothing changes, from pair 23 on speeds are divided by the factor",
-            points=3,
-            play=named,
-            tolerance=(1e-5, 0.0),
-            teaching="the plain method, and the first thing to read",
-        ),
-        Case(
-            THETA,
-            larger_theta,
-            "theta counts twice: in the speeds, and in which pair makes how many turns. With "
-            "1000000 and L = 32768, first is 11 and last is 20",
-            points=2,
-            play=named,
-            tolerance=(1e-5, 0.0),
-        ),
-        Case(
-            BETAS,
-            given_betas,
-            "with D = 32, L = 4096, beta_fast 8 and beta_slow 2, first is 7 and last is 11",
-            points=2,
-            play=named,
-            tolerance=(1e-5, 0.0),
-        ),
-        Case(
-            SHORT,
-            short,
-            "here even pair 0 makes fewer than 32 turns: first is 0, not -1",
-            play=named,
-            tolerance=(1e-5, 0.0),
-            teaching="the limit alone, with a ramp; the last case has it too",
-        ),
-        Case(
-            LONG,
-            long,
-            "here every pair makes more than one turn: last is 35, though the last pair is 31",
-            play=named,
-            tolerance=(1e-5, 0.0),
-        ),
-        Case(
-            STEP,
-            step,
-            "with L = 6, first and last are both 0, and 0 / 0 is NaN. Pair 0 stays as it is, and "
-            "pair 1 is slowed fully",
-            play=named,
-            tolerance=(1e-5, 0.0),
-        ),
-    ),
+    cases=CASES,
     hints=(
         "Take logarithms on both sides of theta**(-2i/D) * L / (2 pi) = r, and solve for i.",
         "i(r) = D/2 * ln(L / (2 pi r)) / ln(theta). More turns are a smaller i: beta_fast is where "
