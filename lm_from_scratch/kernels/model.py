@@ -20,7 +20,7 @@ from lm_from_scratch.kernels.norm import rms_norm
 from lm_from_scratch.kernels.paged import Paged, paged_attention
 from lm_from_scratch.kernels.rope import apply_rope
 from lm_from_scratch.kernels.swiglu import swiglu
-from lm_from_scratch.layers.activation import GatedMLP, gated_silu
+from lm_from_scratch.layers.gated_mlp import GatedMLP, gated_silu
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import apply_partial_rope, unrotated
 from lm_from_scratch.models import gpt2, qwen2, qwen3

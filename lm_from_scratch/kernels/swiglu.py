@@ -52,7 +52,7 @@ def swiglu_backward_kernel(grad, gate, up, grad_gate, grad_up, n, BLOCK: tl.cons
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """:func:`lm_from_scratch.layers.activation.swiglu` of ``gate`` and ``up``, of one shape (...)
+    """:func:`lm_from_scratch.layers.gated_mlp.swiglu` of ``gate`` and ``up``, of one shape (...)
     and dtype.
 
     Half-precision inputs are computed in float32 and rounded once, at the end.

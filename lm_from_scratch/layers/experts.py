@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.layers.activation import PRODUCTS, GatedMLP
+from lm_from_scratch.layers.gated_mlp import PRODUCTS, GatedMLP
 
 
 class Routing(NamedTuple):

@@ -1,26 +1,14 @@
-r"""Normalisation layers.
+r"""RMSNorm: each token's vector is divided by the root of its mean square.
 
-LayerNorm moves each token's vector to mean 0 and variance 1, then lets a learned weight and bias
-set the scale and the level of every feature. For a vector :math:`x` of :math:`C` features
-
-.. math::
-
-   \mu = \frac{1}{C} \sum_c x_c, \qquad
-   \sigma^2 = \frac{1}{C} \sum_c (x_c - \mu)^2, \qquad
-   y_c = \frac{x_c - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w_c + b_c
-
-The variance is the biased one (divided by :math:`C`), and :math:`\epsilon` stands inside the root.
-
-RMSNorm leaves the mean where it is and divides by the root of the mean square. Nothing is
-subtracted, and nothing is added:
+The mean stays where it is, unlike in :mod:`~lm_from_scratch.layers.layer_norm`: for a vector
+:math:`x` of :math:`C` features nothing is subtracted, and nothing is added:
 
 .. math::
 
    r = \frac{1}{\sqrt{\frac{1}{C} \sum_c x_c^2 + \epsilon}}, \qquad
    y_c = x_c \, r \, w_c
 
-Sources: Ba, Kiros, Hinton, *Layer Normalization*, 2016, arXiv:1607.06450; Zhang, Sennrich, *Root
-Mean Square Layer Normalization*, 2019, arXiv:1910.07467.
+Source: Zhang, Sennrich, *Root Mean Square Layer Normalization*, 2019, arXiv:1910.07467.
 """
 
 from collections.abc import Callable
@@ -30,42 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """The formula above over the last dimension of ``x`` (..., C), with ``weight`` (C,) and
-    ``bias`` (C,).
-
-    Half-precision inputs are computed in float32: the square of an activation of 300 does not fit
-    into float16, whose largest number is 65504.
-    """
-    work = torch.promote_types(x.dtype, torch.float32)
-    h = x.to(work)
-    h = h - h.mean(dim=-1, keepdim=True)
-    h = h * torch.rsqrt(h.square().mean(dim=-1, keepdim=True) + eps)
-    return (h * weight.to(work) + bias.to(work)).to(x.dtype)
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm of ``x`` (..., C) over its C = ``n_embd`` features, with a weight (ones) and a bias
-    (zeros).
-
-    ``forward`` calls torch's fused kernel, which computes :func:`layer_norm` in one pass over
-    memory. The tests hold the two equal, in value and in gradient.
-    """
-
-    def __init__(self, n_embd: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(n_embd))
-        self.bias = nn.Parameter(torch.zeros(n_embd))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        return torch.layer_norm(x, weight.shape, weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -133,7 +85,7 @@ class RMSNorm(nn.Module):
     ``normalise`` is the function that computes it, :func:`rms_norm` with a faster gradient; the
     tests hold the two equal, in value and in gradient. ``torch.func`` (``vmap``, ``grad`` of one
     example each) knows the plain one alone: a Qwen2 for it has ``normalise = rms_norm`` in every
-    norm, and ``product = swiglu`` in every :class:`~lm_from_scratch.layers.activation.GatedMLP`.
+    norm, and ``product = swiglu`` in every :class:`~lm_from_scratch.layers.gated_mlp.GatedMLP`.
     """
 
     normalise: Callable[[Tensor, Tensor, float], Tensor]

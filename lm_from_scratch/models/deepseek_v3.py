@@ -38,8 +38,9 @@ from lm_from_scratch.attention.layer import AttentionLayer
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
-from lm_from_scratch.layers.activation import Activation, GatedMLP
+from lm_from_scratch.layers.activation import Activation
 from lm_from_scratch.layers.experts import Experts, SharedExperts, SigmoidRouter, check_groups
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.linear import plain_matrix
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import RopeScaling, Rotate, apply_rope, apply_rope_interleaved

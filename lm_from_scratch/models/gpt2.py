@@ -32,7 +32,7 @@ from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, known
 from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.head import TiedHead
-from lm_from_scratch.layers.norm import LayerNorm
+from lm_from_scratch.layers.layer_norm import LayerNorm
 from lm_from_scratch.limits import Count, Positive, Share, TokenId, TokenIds, check, multiple_of
 from lm_from_scratch.models.interface import CausalLM
 

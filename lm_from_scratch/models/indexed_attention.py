@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.indexer import choose, index_scores, restrict
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, LayerCache
-from lm_from_scratch.layers.norm import LayerNorm
+from lm_from_scratch.layers.layer_norm import LayerNorm
 from lm_from_scratch.layers.rope import apply_rope
 from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.blocks import blocks

@@ -27,8 +27,9 @@ from lm_from_scratch.attention.layer import AttentionLayer
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
-from lm_from_scratch.layers.activation import Activation, GatedMLP
+from lm_from_scratch.layers.activation import Activation
 from lm_from_scratch.layers.embedding import embedded
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.head import Head, TiedHead
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, apply_rope

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, known
-from lm_from_scratch.layers.activation import Activation, GatedMLP
+from lm_from_scratch.layers.activation import Activation
 from lm_from_scratch.layers.experts import Experts, GatedSharedExpert, SoftmaxRouter
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.norm import ZeroCentredRMSNorm
 from lm_from_scratch.layers.rope import RopeScaling, apply_partial_rope
 from lm_from_scratch.limits import (

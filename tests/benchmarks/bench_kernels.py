@@ -43,7 +43,7 @@ from torch import Tensor
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.roofline import FILE, GPU, MARKERS, Cost
-from lm_from_scratch.layers import activation, norm, rope
+from lm_from_scratch.layers import gated_mlp, norm, rope
 from lm_from_scratch.optim.adamw import adamw
 from lm_from_scratch.optim.galore import galore_step
 from lm_from_scratch.training import loss
@@ -181,7 +181,7 @@ def swiglu(s: Setting) -> Iterable[Row]:
     gate, up = s.randn(N, C), s.randn(N, C)
     n = gate.numel()
     return rows_of(
-        s, "swiglu", f"{N} x {C}", (kernel, activation.swiglu, s.liger("swiglu")), (gate, up),
+        s, "swiglu", f"{N} x {C}", (kernel, gated_mlp.swiglu, s.liger("swiglu")), (gate, up),
         (5 * n, 11 * n),
     )  # fmt: skip
 

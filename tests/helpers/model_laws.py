@@ -21,7 +21,7 @@ from torch import Tensor
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.attention.sinks import SINK_KINDS
 from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.layers.activation import GatedMLP
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.models.deepseek_v3 import YaRNScaling
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config

@@ -13,7 +13,7 @@ from kernel_checks import (
 )
 
 from lm_from_scratch.kernels.swiglu import swiglu, swiglu_forward
-from lm_from_scratch.layers.activation import swiglu as reference
+from lm_from_scratch.layers.gated_mlp import swiglu as reference
 
 
 @each_dtype

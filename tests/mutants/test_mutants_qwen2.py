@@ -63,7 +63,7 @@ MISTAKES = {
         ("eps outside the root", "F.rms_norm(x, weight.shape, weight, eps)",
          "x / (x.square().mean(-1, True).sqrt() + eps) * weight"),
     ],
-    "layers.activation:GatedMLP.forward": [
+    "layers.gated_mlp:GatedMLP.forward": [
         ("gate and up swapped",
          "self.gate_proj(x), self.up_proj(x)", "self.up_proj(x), self.gate_proj(x)"),
     ],

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from lm_from_scratch.cache.interface import NO_CACHE, Cache
 from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
-from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.embedding import embedded
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3ForCausalLM
 from lm_from_scratch.models.gated_attention import GatedForCausalLM

@@ -29,7 +29,7 @@ from lm_from_scratch.kernels import adamw, attention, decoding, int8, loss, matm
 from lm_from_scratch.kernels import rope as rope_kernels
 from lm_from_scratch.kernels import swiglu as swiglu_file
 from lm_from_scratch.kernels.softmax import LOWEST
-from lm_from_scratch.layers import activation, rope
+from lm_from_scratch.layers import gated_mlp, rope
 from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.optim.adamw import adamw as adamw_reference
 from lm_from_scratch.text.targets import IGNORE
@@ -63,7 +63,7 @@ class Launched:
 
 
 def law_swiglu() -> None:
-    check(swiglu_file.swiglu, activation.swiglu, *two(), dtype=FLOAT, layout=strided)
+    check(swiglu_file.swiglu, gated_mlp.swiglu, *two(), dtype=FLOAT, layout=strided)
 
 
 def two() -> list[Tensor]:

@@ -304,7 +304,7 @@ MUTANTS = [
         norm(lambda square, eps: 1 / (square.mean(-1, keepdim=True).sqrt() + eps)),
     ),
     Mutant(
-        "gate and up swapped", "layers.activation:GatedMLP.forward",
+        "gate and up swapped", "layers.gated_mlp:GatedMLP.forward",
         lambda self, x: self.down_proj(self.product(self.up_proj(x), self.gate_proj(x))),
     ),
     Mutant("norm after the sum", "models.qwen2:Block.forward", block_normed_after),

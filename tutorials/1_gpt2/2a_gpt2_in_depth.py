@@ -137,7 +137,7 @@ torch.testing.assert_close(one_hot @ w["wte.weight"], w["wte.weight"][idx])
 #    \sigma^2 &= \frac{1}{C} \sum_c (x_c - \mu)^2 \\
 #    y_c &= \frac{x_c - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w_c + b_c
 
-from lm_from_scratch.layers.norm import layer_norm
+from lm_from_scratch.layers.layer_norm import layer_norm
 
 print(inspect.getsource(layer_norm))
 

@@ -33,7 +33,7 @@ from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.visibility import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.layers.norm import LayerNorm
+from lm_from_scratch.layers.layer_norm import LayerNorm
 from lm_from_scratch.models.gpt2 import Block
 from lm_from_scratch.models.randomize import randomize_
 

@@ -162,7 +162,7 @@ assert 2 < weight.min() < weight.mean() < weight.max() < 3.4
 
 import copy
 
-from lm_from_scratch.layers.norm import LayerNorm
+from lm_from_scratch.layers.layer_norm import LayerNorm
 
 gpt2, tokenizer = load_shipped("gpt2-docs")
 without = copy.deepcopy(gpt2)

@@ -28,7 +28,8 @@ import torch.nn.functional as F
 import transformers
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from lm_from_scratch.layers.norm import layer_norm, rms_norm
+from lm_from_scratch.layers.layer_norm import layer_norm
+from lm_from_scratch.layers.norm import rms_norm
 
 print(inspect.getsource(rms_norm))
 
@@ -132,7 +133,7 @@ for size in (2, 7, 33):
 # Python reference. A direction at random holds 1/C on average.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.layers.norm import LayerNorm
+from lm_from_scratch.layers.layer_norm import LayerNorm
 from lm_from_scratch.text.corpora import load_corpus
 
 gpt2, tokenizer = load_shipped()

@@ -26,7 +26,7 @@ import transformers
 from transformers.models.qwen2 import modeling_qwen2
 
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
-from lm_from_scratch.layers.activation import GatedMLP, swiglu
+from lm_from_scratch.layers.gated_mlp import GatedMLP, swiglu
 from lm_from_scratch.models.randomize import randomize_
 
 z = torch.linspace(-6, 6, 1201, dtype=torch.float64)

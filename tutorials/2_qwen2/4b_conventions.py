@@ -386,7 +386,8 @@ torch.testing.assert_close(logits[:, -1], alone, atol=5e-5, rtol=0)
 # If you give ``F.rms_norm`` no epsilon, it takes the machine epsilon, 1.2e-7 in float32. Qwen2 has 1e-6.
 # Only small inputs show the difference, so these inputs have a thousandth of the usual size.
 
-from lm_from_scratch.layers.norm import layer_norm, rms_norm
+from lm_from_scratch.layers.layer_norm import layer_norm
+from lm_from_scratch.layers.norm import rms_norm
 
 weight = torch.linspace(0.5, 1.5, C)
 small = 1e-3 * x

@@ -26,7 +26,6 @@ from lm_from_scratch.drawings.since_qwen2_models import (
 from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.experts import (
     Experts,
     MixtureOfExperts,
@@ -35,6 +34,7 @@ from lm_from_scratch.layers.experts import (
     SoftmaxRouter,
     active_parameters,
 )
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.models.qwen3 import SIZES as DENSE
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_moe import SIZES, Qwen3MoeConfig

@@ -13,7 +13,6 @@ and which mistakes stay unnoticed?
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.experts import (
     Experts,
     MixtureOfExperts,
@@ -25,6 +24,7 @@ from lm_from_scratch.layers.experts import (
     sigmoid_routing,
     softmax_routing,
 )
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.models.randomize import randomize_
 
 C, E, k, width = 32, 16, 4, 12

@@ -247,7 +247,7 @@ def fused(gate, up):
 # For real numbers, our small Qwen2 reads a sentence, and we keep g and u of its first layer.
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.layers.activation import swiglu as reference
+from lm_from_scratch.layers.gated_mlp import swiglu as reference
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("qwen2-docs")

@@ -26,7 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 import inspect
 
 from lm_from_scratch.instruments.roofline import GPUS, Cost
-from lm_from_scratch.layers.activation import swiglu as reference
+from lm_from_scratch.layers.gated_mlp import swiglu as reference
 
 SHAPE = (7, 701) if DEVICE == "cpu" else (8192, 4863)
 torch.manual_seed(0)

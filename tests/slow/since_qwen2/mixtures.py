@@ -26,8 +26,8 @@ from tiny_models import enlarge_
 from torch import Tensor, nn
 
 from lm_from_scratch.layers import experts
-from lm_from_scratch.layers.activation import PRODUCTS, GatedMLP
 from lm_from_scratch.layers.experts import Routing
+from lm_from_scratch.layers.gated_mlp import PRODUCTS, GatedMLP
 from lm_from_scratch.training import balance
 
 # --------------------------------------------------------------------------------------------- laws

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lm_from_scratch.attention import sinks as sink_kinds
 from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.layers.activation import GatedMLP
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.models.deepseek_v3 import YaRNScaling
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config

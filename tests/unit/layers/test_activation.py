@@ -6,14 +6,8 @@ import torch.nn.functional as F
 from tiny_models import tiny_gpt2, tiny_hf, token_ids
 
 from lm_from_scratch.checkpoint.weights import from_pretrained
-from lm_from_scratch.layers.activation import (
-    ACTIVATIONS,
-    GatedMLP,
-    SwiGLUFunction,
-    gelu,
-    gelu_new,
-    swiglu,
-)
+from lm_from_scratch.layers.activation import ACTIVATIONS, gelu, gelu_new
+from lm_from_scratch.layers.gated_mlp import GatedMLP, SwiGLUFunction, swiglu
 from lm_from_scratch.models.gpt2 import GPT2Config
 
 X = torch.linspace(-8, 8, 1001, dtype=torch.float64)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from tiny_models import enlarge_
 from torch import Tensor, nn
 
-from lm_from_scratch.layers.activation import PRODUCTS, GatedMLP
 from lm_from_scratch.layers.experts import (
     Experts,
     GatedSharedExpert,
@@ -24,6 +23,7 @@ from lm_from_scratch.layers.experts import (
     sigmoid_routing,
     softmax_routing,
 )
+from lm_from_scratch.layers.gated_mlp import PRODUCTS, GatedMLP
 
 N, C = 23, 12  # tokens, features
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lm_from_scratch.layers.layer_norm import LayerNorm, layer_norm
 from lm_from_scratch.layers.norm import (
-    LayerNorm,
     RMSNorm,
     RMSNormFunction,
     ZeroCentredRMSNorm,
-    layer_norm,
     rms_norm,
     zero_centred_rms_norm,
 )

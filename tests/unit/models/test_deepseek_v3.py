@@ -27,8 +27,8 @@ from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.interop.cache_file import load_cache, save_cache
-from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.experts import SharedExperts, SigmoidRouter, active_parameters
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.linear import plain_matrix
 from lm_from_scratch.layers.rope_scaling import YaRNScaling
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM, sharpness

@@ -34,7 +34,7 @@ from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.record import record_attention
-from lm_from_scratch.layers.activation import GatedMLP, swiglu
+from lm_from_scratch.layers.gated_mlp import GatedMLP, swiglu
 from lm_from_scratch.layers.norm import RMSNorm, rms_norm
 from lm_from_scratch.layers.rope_scaling import LinearScaling
 from lm_from_scratch.models.qwen2 import (

@@ -19,9 +19,9 @@ from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.speculative import ModelDrafter, PromptLookup, speculate
-from lm_from_scratch.layers.activation import GatedMLP
 from lm_from_scratch.layers.delta_rule import recurrent_delta_rule
 from lm_from_scratch.layers.experts import GatedSharedExpert, SoftmaxRouter, active_parameters
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.rope import apply_rope, rotation
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.gated_delta_net import GatedDeltaNet

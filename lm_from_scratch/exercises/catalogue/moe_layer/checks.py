@@ -13,8 +13,8 @@ from lm_from_scratch.exercises.exercise import (
     planted,
     strided,
 )
-from lm_from_scratch.layers.activation import PRODUCTS
 from lm_from_scratch.layers.experts import expert_sum, softmax_routing
+from lm_from_scratch.layers.gated_mlp import PRODUCTS
 
 
 def reference(

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
-from lm_from_scratch.layers.activation import swiglu
+from lm_from_scratch.layers.gated_mlp import swiglu
 
 
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

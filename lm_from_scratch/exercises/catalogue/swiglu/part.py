@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lm_from_scratch.exercises.parts import Machine, Part
-from lm_from_scratch.layers.activation import GatedMLP
+from lm_from_scratch.layers.gated_mlp import GatedMLP
 
 
 def put(machine: Machine, gated_mlp: Callable[..., Any]) -> None:
