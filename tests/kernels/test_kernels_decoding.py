@@ -171,7 +171,9 @@ def test_hidden_keys_are_not_read() -> None:
     assert torch.equal(decode_attention(q, k, v, visibility), want)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize(
+    "splits", [1, 3, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 7))]
+)
 def test_the_number_of_splits_does_not_matter(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where some are empty, or hold hidden keys alone."""
     monkeypatch.setattr(decoding, "number_of_splits", lambda *_: splits)
@@ -194,7 +196,14 @@ def test_how_many_splits() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["growing", "static", "sliding", "padded"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "growing",
+        "padded",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("static", "sliding")),
+    ],
+)
 def test_generation_equals_the_reference(kind: str) -> None:
     """A Qwen2 whose last layer slides, and its caches: logits at every step, as S grows."""
     caches = {

@@ -235,12 +235,16 @@ def assert_alike(
             torch.testing.assert_close(value, other, rtol=0, atol=1e-5 + loose)
 
 
+STEPS = [
+    *((kind, torch.float32) for kind in PROJECTION_TYPES),
+    *((kind, dtype) for kind in ("std", "full") for dtype in DTYPES[1:]),
+]
+QUICK = [("std", torch.float32), ("full", torch.float16)]
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [
-        *((kind, torch.float32) for kind in PROJECTION_TYPES),
-        *((kind, dtype) for kind in ("std", "full") for dtype in DTYPES[1:]),
-    ],
+    [pytest.param(*step, marks=[pytest.mark.slow] * (step not in QUICK)) for step in STEPS],
     ids=str,
 )
 def test_steps_of_the_optimizer(kind: str, dtype: torch.dtype) -> None:

@@ -223,7 +223,7 @@ def model_with_pages(**changes: Any) -> Any:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("P", [1, 4, 16])
+@pytest.mark.parametrize("P", [4, *(pytest.param(P, marks=pytest.mark.slow) for P in (1, 16))])
 def test_generation_equals_paged_cache(P: int) -> None:
     """A ragged batch, then step by step across the edges of pages; the last layer slides."""
     kinds = ("full_attention", "full_attention", "sliding_attention")
