@@ -40,7 +40,8 @@ from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.text.labelled import LabelledBatches, read_labelled, split_labelled
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
-from lm_from_scratch.training.train import Batches, Objective
+from lm_from_scratch.training.objective import Objective
+from lm_from_scratch.training.train import Batches
 from lm_from_scratch.weights.quantize import quantized_weights
 
 #: What a folder decides: options that make a new model.

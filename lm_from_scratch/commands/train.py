@@ -46,9 +46,11 @@ from lm_from_scratch.commands.speed import add_products_options, choose_products
 from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.optim.choose import GALORE, state_bytes
 from lm_from_scratch.optim.galore import MOMENTS, GaLore
 from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.program import PROGRAM
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import (
     PARALLEL,
     Processes,
@@ -60,7 +62,6 @@ from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.corpora import CORPORA
 from lm_from_scratch.text.tasks import TASKS
-from lm_from_scratch.training.train import GALORE, TrainConfig, state_bytes, train
 
 #: How a model learns, by the option that says so.
 WAYS = {"classify": classification, "sft": instructions, "dpo": preferences, "grpo": rewards}

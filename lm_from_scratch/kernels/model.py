@@ -21,10 +21,10 @@ from lm_from_scratch.kernels.paged import Paged, paged_attention
 from lm_from_scratch.kernels.rope import apply_rope
 from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.layers.gated_mlp import GatedMLP, gated_silu
+from lm_from_scratch.layers.head import Head
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import apply_partial_rope, unrotated
 from lm_from_scratch.models import gpt2, qwen2, qwen3
-from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.quantize import quantized_weights
 
@@ -60,8 +60,8 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
 
     A GPT-2 gets ``attention``; a Qwen2 also ``rms_norm``, ``rope`` and, if its activation is silu,
     ``swiglu``; a model with 8-bit weights ``int8``; one with a language-model head the two
-    functions of ``loss`` that :func:`~lm_from_scratch.training.train.train` will use. ``only``
-    chooses some of them by name. An optimizer that was built before goes on working.
+    functions of ``loss`` that :class:`~lm_from_scratch.training.objective.NextTokenLoss` will use.
+    ``only`` chooses some of them by name. An optimizer that was built before goes on working.
 
     Raises ``ValueError``, before anything is changed, if the model is not where kernels run (a CUDA
     device), is float64, or has nothing of what ``only`` names. The kernels have no attention
@@ -86,7 +86,7 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
             found.append((module, attribute, kernel, name))
     counts = {name: sum(which == name for *_, which in found) for name in known}
     codes = [w for w in quantized_weights(model).values() if isinstance(w, Int8Weight)]
-    heads: list[Any] = [module for module in model.modules() if isinstance(module, CausalLM)]
+    heads = [module for module in model.modules() if isinstance(module, Head)]
     counts[LOSS] = len(heads) if LOSS in (only or known) else 0
     counts[INT8] = len(codes) if INT8 in (only or known) else 0
     missing = [name for name in only or () if not counts[name]]
@@ -101,5 +101,5 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
     for module, attribute, kernel, _ in found:
         setattr(module, attribute, kernel)
     for head in heads if counts[LOSS] else ():
-        head.loss, head.chunked_loss = causal_lm_loss, chunked_causal_lm_loss
+        head.losses = causal_lm_loss, chunked_causal_lm_loss
     return {name: count for name, count in counts.items() if count}

@@ -142,8 +142,7 @@ class AdamW(torch.optim.Optimizer):
                 raise ValueError(f"{name}={group[name]} must be finite and not negative")
         if len(group["betas"]) != 2 or not all(0.0 <= beta < 1.0 for beta in group["betas"]):
             raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
-        if group["optim_bits"] not in (8, 32):
-            raise ValueError(f"optim_bits={group['optim_bits']!r} must be 8 or 32")
+        check_bits(group["optim_bits"])
         for p in tensors_of(group):
             if p.is_complex():
                 raise ValueError(f"a parameter is {p.dtype}; {type(self).__name__} takes real ones")
@@ -304,6 +303,12 @@ class AdamW(torch.optim.Optimizer):
             for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=False)
             for p, key in zip(ours["params"], theirs["params"], strict=False)
         ]
+
+
+def check_bits(optim_bits: Any) -> None:
+    """Raises ``ValueError`` for moments in any other number of bits than 8 and 32."""
+    if optim_bits not in (8, 32):
+        raise ValueError(f"optim_bits={optim_bits!r} must be 8 or 32")
 
 
 def tensors_of(group: dict[str, Any]) -> list[Tensor]:

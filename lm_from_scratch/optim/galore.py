@@ -26,7 +26,7 @@ arXiv:2403.03507; Robert et al., *LDAdam*, 2025, arXiv:2410.16103 (rotated momen
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -78,6 +78,21 @@ def galore_step(
     new = (1 - lr * weight_decay) * param.to(exp_avg.dtype)
     new = new - lr * scale * project_back(direction, left, right)
     return new.to(param.dtype), exp_avg, exp_avg_sq
+
+
+def check_options(group: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` for a number or a word that no projection can have."""
+    for name in ("rank", "update_proj_gap"):
+        value = group[name]
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name}={value!r} must be None or a whole number of at least 1")
+    for name, known in (
+        ("projection_type", PROJECTION_TYPES), ("basis", BASES), ("moments", MOMENTS)
+    ):  # fmt: skip
+        if group[name] not in known:
+            raise ValueError(f"{name}={group[name]!r} must be one of {known}")
+    if not 0.0 < group["scale"] < math.inf:
+        raise ValueError(f"scale={group['scale']} must be above 0 and finite")
 
 
 class GaLore(AdamW):
@@ -159,19 +174,9 @@ class GaLore(AdamW):
     def check_group(self, group: dict[str, Any]) -> None:
         """Raises ``ValueError`` for an option that is unknown or out of range."""
         super().check_group(group)
-        for name in ("rank", "update_proj_gap"):
-            value = group[name]
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r} must be None or a whole number of at least 1")
-        for name, known in (
-            ("projection_type", PROJECTION_TYPES), ("basis", BASES), ("moments", MOMENTS)
-        ):  # fmt: skip
-            if group[name] not in known:
-                raise ValueError(f"{name}={group[name]!r} must be one of {known}")
+        check_options(group)
         if type(group["seed"]) is not int or not 0 <= group["seed"] < 2**63:
             raise ValueError(f"seed={group['seed']!r} must be a whole number in [0, 2**63)")
-        if not 0.0 < group["scale"] < math.inf:
-            raise ValueError(f"scale={group['scale']} must be above 0 and finite")
         if group["max_drift"] is not None and not 0.0 < group["max_drift"] < 1.0:
             raise ValueError(f"max_drift={group['max_drift']} must be None or between 0 and 1")
 

@@ -146,8 +146,8 @@ class Muon(AdamW):
                 raise ValueError(f"{name}={group[name]!r} must be one of {known}")
         if not 0.0 < group["scale"] < math.inf:
             raise ValueError(f"scale={group['scale']} must be above 0 and finite")
-        if momentum is not None and group["optim_bits"] == 8:
-            raise ValueError("optim_bits=8 is for AdamW and GaLore: Muon keeps its momentum in 32")
+        if momentum is not None:
+            check_bits(group["optim_bits"])
 
     def update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """One step for ``params``, parameters of ``group`` whose gradients were checked."""
@@ -187,6 +187,12 @@ class Muon(AdamW):
         if not is_orthogonalized(p, group):
             return super().new_state(p, group)
         return {"momentum_buffer": torch.zeros_like(p, memory_format=torch.preserve_format)}
+
+
+def check_bits(optim_bits: int) -> None:
+    """Raises ``ValueError`` for a momentum in 8 bits."""
+    if optim_bits == 8:
+        raise ValueError("optim_bits=8 is for AdamW and GaLore: Muon keeps its momentum in 32")
 
 
 def is_orthogonalized(p: Tensor, group: dict[str, Any]) -> bool:

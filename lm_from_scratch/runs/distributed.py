@@ -49,7 +49,7 @@ from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.runs.sharded import sharded, whole
 from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.training.processes import Alone
+from lm_from_scratch.training.processes import SingleProcess
 from lm_from_scratch.weights.quantize import quantized_weights
 
 PARALLEL = ("ddp", "fsdp")
@@ -61,7 +61,7 @@ class ProcessLost(RuntimeError):
 
 
 @dataclass
-class Processes(Alone):
+class Processes(SingleProcess):
     """The processes of a run, as one of them sees it: it is number ``rank`` of ``size``."""
 
     parallel: str | None = None  # "ddp", "fsdp", or None for one process on its own
@@ -142,7 +142,7 @@ class Processes(Alone):
         if self.parallel == "fsdp":
             module.reshard()  # type: ignore[operator]
 
-    def optimizer(self, kind: type[AdamW]) -> type[Any]:
+    def optimizer(self, kind: type[Any]) -> type[Any]:
         """The class that takes the steps of ``kind`` on the parameters that :meth:`wrap` leaves."""
         return sharded(kind) if self.parallel == "fsdp" else kind
 

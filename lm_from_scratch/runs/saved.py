@@ -68,7 +68,7 @@ def saved(
         try:
             for step in run:
                 yield step
-                if run.step == run.config.steps or (every and run.step % every == 0):
+                if run.step == run.schedule.steps or (every and run.step % every == 0):
                     save(folder, run.model, run.optimizer, recipe, run.step)
                     written = run.step
         except GeneratorExit:  # closed between two steps
@@ -81,8 +81,8 @@ def saved(
 
 def recipe_of(run: Run) -> dict[str, Any]:
     """All that the weights of a run depend on."""
-    numbers = asdict(run.config)
-    del numbers["eval_every"]  # which does not change them
+    numbers = dict(run.numbers)
+    numbers.pop("eval_every", None)  # which does not change them
     recipe: dict[str, Any] = {
         "model": asdict(run.model.backbone.config),
         "train": numbers,

@@ -11,6 +11,7 @@ from torch import Tensor
 from lm_from_scratch.cache.interface import check_positions
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
+from lm_from_scratch.training.objective import Objective, autocast
 
 
 def regression_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -90,6 +91,23 @@ def token_classification_loss(
     check_positions(positions, labels)
     real = positions >= 0
     return single_label_loss(logits[real], labels[real])
+
+
+class LabelLoss(Objective):
+    """The loss of a model that gives each text one label."""
+
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """The mean loss over the ``targets`` (B,) of the texts ``idx``, at ``positions`` (B, T);
+        there are no ``documents``."""
+        with autocast(idx.device, self.dtype):
+            return causal_lm_loss(self.model(idx, positions=positions), targets)
 
 
 # -------------------------------------------------------------------------------------- checks

@@ -22,8 +22,8 @@ from lm_from_scratch.text.examples import check_lengths, examples_key
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.log_probs import sequence_log_probs
+from lm_from_scratch.training.objective import Objective, autocast
 from lm_from_scratch.training.preference import Preference, dpo_loss
-from lm_from_scratch.training.train import Objective, autocast
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a training loop asks of the processes it runs in, and the answers of one that is alone.
+"""What a training loop asks of the processes it runs in, and the answers of a single one.
 
 Several processes answer the same questions in :mod:`lm_from_scratch.runs.distributed`.
 """
@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lm_from_scratch.optim.adamw import AdamW
 
-
-class Alone:
+class SingleProcess:
     """A process that takes every row of a batch, and whose sums are the sums."""
 
     rank: int = 0  # which one of ``size`` it is
@@ -24,7 +22,7 @@ class Alone:
         """``module``, whose forward returns a loss, so that its gradients meet in backward."""
         return module
 
-    def optimizer(self, kind: type[AdamW]) -> type[Any]:
+    def optimizer(self, kind: type[Any]) -> type[Any]:
         """The class that takes the steps of ``kind`` on the parameters that :meth:`wrap` leaves."""
         return kind
 
@@ -48,4 +46,5 @@ class Alone:
         return x.item()
 
 
-ALONE = Alone()
+#: The process of a run that does not say otherwise.
+SINGLE_PROCESS = SingleProcess()

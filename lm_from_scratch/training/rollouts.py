@@ -25,9 +25,9 @@ from lm_from_scratch.text.conversations import Answered, targets_of
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.log_probs import token_log_probs
+from lm_from_scratch.training.objective import Objective, autocast
 from lm_from_scratch.training.pairs import weights_key
 from lm_from_scratch.training.policy_gradient import group_advantages, grpo_loss, token_mean
-from lm_from_scratch.training.train import Objective, autocast
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,12 @@ from tqdm import tqdm
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.text.batches import PackedBatches, sequential_batches, write_tokens
 from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import TrainConfig, evaluate, learning_rate
+from lm_from_scratch.training.train import evaluate, learning_rate
 
 GAP = 50
 KINDS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from measure import Row, Size
 from lm_from_scratch.instruments.onednn import multiplies
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
-from lm_from_scratch.training.train import autocast
+from lm_from_scratch.training.objective import autocast
 
 #: rows, tokens in a row, width, vocabulary
 SHAPES = {"full": (8, 256, 768, 50257), "quick": (2, 256, 768, 50257), "smoke": (2, 8, 16, 97)}

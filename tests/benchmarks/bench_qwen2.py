@@ -18,7 +18,7 @@ from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
-from lm_from_scratch.training.train import autocast
+from lm_from_scratch.training.objective import autocast
 
 SMALL = "Qwen2, 10 M parameters"
 LAYER = "one layer of Qwen2-0.5B and its head"

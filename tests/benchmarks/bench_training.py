@@ -19,14 +19,10 @@ from lm_from_scratch.instruments.layout import simplest_fast, time_products
 from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.optim.choose import parameter_groups
 from lm_from_scratch.text.batches import Batch
-from lm_from_scratch.training.train import (
-    Loss,
-    TrainConfig,
-    autocast,
-    optimizer_step,
-    parameter_groups,
-)
+from lm_from_scratch.training.objective import NextTokenLoss, autocast
+from lm_from_scratch.training.train import optimizer_step
 
 #: vocabulary, tokens, rows, layers, heads, width
 SHAPES = {
@@ -67,11 +63,10 @@ def compare(title: str, shape: tuple[int, ...], size: Size) -> Iterator[Row]:
         if onednn:
             use_onednn_(model)
         adam = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
-        loss_of = Loss(model, dtype)
+        loss_of = NextTokenLoss(model, dtype)
         if compile:
             loss_of.forward = measure.compiled(loss_of.forward, size)  # type: ignore[method-assign]
-        config = TrainConfig(steps=1, dtype=dtype)
-        return lambda: optimizer_step(loss_of, adam, [batch], config)
+        return lambda: optimizer_step(loss_of, adam, [batch])
 
     def their_step(dtype: str, compile: bool = False) -> Callable[[], object]:
         model = HFModel(HFConfig(n_positions=T, use_cache=False, **sizes)).train()

@@ -30,7 +30,7 @@ from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.paged import KernelPagedCache
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.targets import next_token_targets
-from lm_from_scratch.training.train import Loss
+from lm_from_scratch.training.objective import NextTokenLoss
 from lm_from_scratch.weights.quantize import quantize_
 
 MODELS: dict[str, Callable[[], CausalLM]] = {
@@ -110,8 +110,8 @@ def test_the_same_gradients(name: str) -> None:
         gradients = []
         for model in (plain, ours):
             model.zero_grad()
-            loss = Loss(model, chunked=chunked)(idx, next_token_targets(idx, positions=LEFT_PADDED),
-                                                positions=LEFT_PADDED)  # fmt: skip
+            targets = next_token_targets(idx, positions=LEFT_PADDED)
+            loss = NextTokenLoss(model, chunked=chunked)(idx, targets, positions=LEFT_PADDED)
             with poisoned():
                 loss.backward()
             gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])

@@ -21,6 +21,7 @@ from lm_from_scratch.drawings.after_pretraining import learned_parts
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.text.conversations import (
     Answered,
     conversation,
@@ -35,7 +36,7 @@ from lm_from_scratch.text.tasks import (
     prompt,
     questions,
 )
-from lm_from_scratch.training.train import Loss, TrainConfig, train
+from lm_from_scratch.training.objective import NextTokenLoss
 
 base, tokenizer = load_shipped("tasks")
 END = tokenizer.encode("<|im_end|>", special=True)[0]
@@ -100,7 +101,7 @@ print(f"loss of {sum(one.answer)} tokens: {loss:.2f}")
 
 batch = targets_of([one])
 assert batch.targets[0, :-1].equal(targets(one.ids, one.answer))
-same = Loss(base)(batch.idx, batch.targets, positions=batch.positions)
+same = NextTokenLoss(base)(batch.idx, batch.targets, positions=batch.positions)
 torch.testing.assert_close(same, loss)
 
 # %%

@@ -36,6 +36,7 @@ from lm_from_scratch.checkpoint.folders import shipped_folder
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.text.conversations import (
     answered,
     conversation,
@@ -50,7 +51,7 @@ from lm_from_scratch.text.tasks import (
     questions,
 )
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.train import Loss, TrainConfig, train
+from lm_from_scratch.training.objective import NextTokenLoss
 
 model, tokenizer = load_shipped("tasks")
 folder = shipped_folder("tasks")
@@ -153,7 +154,7 @@ positions = torch.cat([b.positions for b in alone], 1)
 documents = torch.cat(
     [torch.full_like(b.idx, i) for i, b in enumerate(alone)], 1
 )
-loss = Loss(model)
+loss = NextTokenLoss(model)
 with torch.no_grad():
     one = loss(padded.idx, padded.targets, positions=padded.positions)
     other = loss(idx, targets, positions=positions, documents=documents)

@@ -25,6 +25,7 @@ from lm_from_scratch.generation.generate import complete, generate, prefill
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.generation.tool_loop import generate_with_tool
 from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.text.conversations import Answered
 from lm_from_scratch.text.examples import AnswerBatches
 from lm_from_scratch.text.tasks import (
@@ -33,7 +34,6 @@ from lm_from_scratch.text.tasks import (
     is_held_out,
     prompt,
 )
-from lm_from_scratch.training.train import TrainConfig, train
 
 base, tokenizer = load_shipped("tasks")
 add = TASKS["add"]

@@ -259,7 +259,7 @@ print("a gradient times 0.001, 1 or 1000: the first step is the same")
 # The trainer makes two groups of parameters. Matrices decay. Biases and the weights of the norms do
 # not: they are few, and a norm whose scale is pulled towards 0 switches its features off.
 
-from lm_from_scratch.training.train import parameter_groups
+from lm_from_scratch.optim.choose import parameter_groups
 
 for group in parameter_groups(model, weight_decay=0.1):
     shapes = [tuple(p.shape) for p in group["params"]]
@@ -284,7 +284,8 @@ assert total == sum(p.numel() for p in model.parameters())
 # cosine and reaches ``min_lr`` in the last step. It is a function of the number of the step and of nothing
 # else.
 
-from lm_from_scratch.training.train import TrainConfig, learning_rate
+from lm_from_scratch.runs.config import TrainConfig
+from lm_from_scratch.training.train import learning_rate
 
 config = TrainConfig(steps=400, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=50)
 steps = range(1, config.steps + 1)
@@ -312,16 +313,17 @@ plt.show()
 # -----------------------
 #
 # Here is everything that happens in one step. The trainer calls it with the batches of the step, each
-# of which is weighted by its number of targets. Its docstring is left out.
+# of which is weighted by its number of targets. Docstrings are left out.
 #
 # A run can have several processes, which share the rows of a batch. Here is one: ``processes.share`` returns
-# the whole batch, ``processes.size`` is 1, ``whole`` and ``processes.total`` return what they get. The
-# chapter on optimizers says more. ``loss_of`` is the model with its loss behind it.
+# the whole batch, ``processes.size`` is 1, ``processes.number`` and ``processes.total`` return what they get. The
+# chapter on optimizers says more. ``objective`` is the model with its loss behind it.
 
-from lm_from_scratch.training.train import optimizer_step
+from lm_from_scratch.training.train import accumulate_gradient, optimizer_step
 
-source = inspect.getsource(optimizer_step)
-print(re.sub(r' *""".*?"""\n', "", source, count=1, flags=re.DOTALL))
+for function in (accumulate_gradient, optimizer_step):
+    source = inspect.getsource(function)
+    print(re.sub(r' *""".*?"""\n', "", source, count=1, flags=re.DOTALL))
 
 # %%
 # One line is left to explain. The gradients of all parameters together are one long vector. If it is longer than
@@ -365,10 +367,7 @@ def fresh(seed=1):
 
 
 def overfit(model, optimizer, batch, steps=80):
-    return [
-        optimizer_step(model, optimizer, [batch], constant)[0]
-        for _ in range(steps)
-    ]
+    return [optimizer_step(model, optimizer, [batch])[0] for _ in range(steps)]
 
 
 student = fresh()
@@ -426,9 +425,7 @@ pieces = [
 
 def big_step(parts):
     model = fresh()
-    optimizer_step(
-        model, torch.optim.AdamW(model.parameters(), lr=0.0), parts, constant
-    )
+    optimizer_step(model, torch.optim.AdamW(model.parameters(), lr=0.0), parts)
     return gradient(model)
 
 
@@ -468,8 +465,8 @@ def new_small():
     return GPT2LMHeadModel(small)
 
 
+from lm_from_scratch.runs.config import train
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.training.train import train
 
 straight = new_small()
 losses = [step.loss for step in train(straight, small_data, six)]

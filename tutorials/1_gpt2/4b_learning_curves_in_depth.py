@@ -121,7 +121,8 @@ assert bits_per_byte(math.log(257), byte_file) > 1.5 * bits_per_byte(
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.training.train import TrainConfig, evaluate, train
+from lm_from_scratch.runs.config import TrainConfig, train
+from lm_from_scratch.training.train import evaluate
 
 batches = PackedBatches(train_file, batch_size=16, block_size=64)
 nano = GPT2Config(

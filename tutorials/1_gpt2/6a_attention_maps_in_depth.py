@@ -442,15 +442,15 @@ print(
 
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel as Model
+from lm_from_scratch.optim.choose import parameter_groups
 from lm_from_scratch.training.train import (
-    TrainConfig,
+    Schedule,
     learning_rate,
     optimizer_step,
-    parameter_groups,
 )
 
 STEPS = 500
-config = TrainConfig(steps=STEPS, lr=3e-3, min_lr=3e-3, warmup=30)
+config = Schedule(steps=STEPS, lr=3e-3, min_lr=3e-3, warmup=30)
 shape = dict(vocab_size=V, block_size=LENGTH, n_layer=3, n_head=2, n_embd=48)
 rest = dict(
     initializer_range=0.1, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0
@@ -485,7 +485,7 @@ history = {0: examine(copier)}
 for step, batch in enumerate(batches, start=1):
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, config)
-    optimizer_step(copier, optimizer, [Batch(*batch)], config)
+    optimizer_step(copier, optimizer, [Batch(*batch)])
     if step % 20 == 0:
         history[step] = examine(copier)
 

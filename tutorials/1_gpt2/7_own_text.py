@@ -59,7 +59,7 @@ test = list(sequential_batches(new_file, batch_size=8, block_size=96))
 import copy
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.training.train import TrainConfig, train
+from lm_from_scratch.runs.config import TrainConfig, train
 
 sizes = dict(block_size=96, n_layer=1, n_head=4, n_embd=96)
 fixed = dict(initializer_range=0.04, bos_token_id=0, eos_token_id=0)

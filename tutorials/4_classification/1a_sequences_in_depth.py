@@ -537,12 +537,9 @@ assert lead("never read", "probe, random") > 0.03
 # length side by side, and AdamW with the package's parameter groups and learning rate. The numbers are round ones and
 # not the result of a search.
 
+from lm_from_scratch.optim.choose import parameter_groups
 from lm_from_scratch.training.classification_loss import classification_loss
-from lm_from_scratch.training.train import (
-    TrainConfig,
-    learning_rate,
-    parameter_groups,
-)
+from lm_from_scratch.training.train import Schedule, learning_rate
 
 
 def shuffled(rows, size, seed):
@@ -556,7 +553,7 @@ def shuffled(rows, size, seed):
 
 def fine_tune(classifier, rows, y, seed=0):
     batches = shuffled(rows, 24, seed)
-    config = TrainConfig(steps=len(batches), lr=1e-3, warmup=10)
+    config = Schedule(steps=len(batches), lr=1e-3, warmup=10)
     groups = parameter_groups(classifier, weight_decay=0.01)
     optimizer = torch.optim.AdamW(groups, fused=True)
     torch.manual_seed(seed)

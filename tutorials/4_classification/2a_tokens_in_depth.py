@@ -326,11 +326,8 @@ assert rate["frozen"] > rate["table of tokens"] + 0.03
 # label. One pass over the pieces trains the shipped Qwen2, and as many steps train the same architecture from random
 # weights.
 
-from lm_from_scratch.training.train import (
-    TrainConfig,
-    learning_rate,
-    parameter_groups,
-)
+from lm_from_scratch.optim.choose import parameter_groups
+from lm_from_scratch.training.train import Schedule, learning_rate
 
 
 def padded_labels(examples, width):
@@ -341,7 +338,7 @@ def padded_labels(examples, width):
 def fine_tune(classifier, examples, seed=0):
     order = random.Random(seed).sample(examples, len(examples))
     batches = [order[i : i + 8] for i in range(0, len(order), 8)]
-    config = TrainConfig(steps=len(batches), lr=1e-3, warmup=10)
+    config = Schedule(steps=len(batches), lr=1e-3, warmup=10)
     groups = parameter_groups(classifier, weight_decay=0.01)
     optimizer = torch.optim.AdamW(groups, fused=True)
     torch.manual_seed(seed)

@@ -414,7 +414,7 @@ assert abs(rms(theta[1]) / rms(theta[0]) - 1) < 0.05
 #
 # The weight of a norm belongs near 1 and not near 0, and biases are few. By custom, decay is for matrices alone.
 
-from lm_from_scratch.training.train import parameter_groups
+from lm_from_scratch.optim.choose import parameter_groups
 
 for group in parameter_groups(fresh_model(), weight_decay=0.1):
     shapes = {p.dim() for p in group["params"]}

@@ -24,11 +24,11 @@ import torch
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.optim.adamw import AdamW, adam_direction, adamw
+from lm_from_scratch.optim.choose import parameter_groups
 from lm_from_scratch.text.batches import PackedBatches, write_tokens
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import parameter_groups
 
 print(inspect.getsource(adam_direction))
 print(inspect.getsource(adamw).split('"""')[-1])

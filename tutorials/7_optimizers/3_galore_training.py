@@ -18,7 +18,9 @@ import torch
 
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.choose import state_bytes
 from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.text.batches import (
     PackedBatches,
     sequential_batches,
@@ -27,11 +29,9 @@ from lm_from_scratch.text.batches import (
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import (
-    TrainConfig,
     evaluate,
     learning_rate,
     optimizer_step,
-    state_bytes,
 )
 
 documents, unread = split(load_corpus("reference"))
@@ -68,7 +68,7 @@ def run(lr, others=0.128, seed=1, **galore):
     for step in range(1, 61):
         for group, rate in zip(optimizer.param_groups, (lr, others)):
             group["lr"] = rate * learning_rate(step, schedule)
-        optimizer_step(model, optimizer, [batches[step - 1]], schedule)
+        optimizer_step(model, optimizer, [batches[step - 1]])
     states = optimizer.state.values()
     held = sum(x.nbytes for state in states for x in state.values())
     return {"loss": evaluate(model, held_out), "bytes": held, "model": model}

@@ -43,7 +43,7 @@ from lm_from_scratch.text.batches import (
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import TrainConfig, evaluate, learning_rate
+from lm_from_scratch.training.train import Schedule, evaluate, learning_rate
 
 
 def groups_of(model):
@@ -101,7 +101,7 @@ def one_step(model, optimizer, step):
 
 
 def run(lr, **kind):
-    schedule = TrainConfig(steps=STEPS, lr=1.0, min_lr=0.1, warmup=10)
+    schedule = Schedule(steps=STEPS, lr=1.0, min_lr=0.1, warmup=10)
     torch.manual_seed(1)
     model = Qwen2ForCausalLM(config).train()
     matrices, others = groups_of(model)

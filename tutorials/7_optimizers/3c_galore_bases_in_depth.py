@@ -48,7 +48,7 @@ from lm_from_scratch.text.batches import PackedBatches, write_tokens
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import (
-    TrainConfig,
+    Schedule,
     learning_rate,
     optimizer_step,
 )
@@ -143,12 +143,12 @@ optimizer = AdamW(
     weight_decay=0.0,
     fused=True,
 )
-schedule = TrainConfig(steps=60, lr=1.0, min_lr=0.1, warmup=10)
+schedule = Schedule(steps=60, lr=1.0, min_lr=0.1, warmup=10)
 gradients = {}
 for step in range(1, 61):
     for group, peak in zip(optimizer.param_groups, (0.004, 0.128)):
         group["lr"] = peak * learning_rate(step, schedule)
-    optimizer_step(model, optimizer, [batches[step - 1]], schedule)
+    optimizer_step(model, optimizer, [batches[step - 1]])
     gradients[step] = [p.grad.clone() for p in matrices]
 folder.cleanup()
 

@@ -35,7 +35,7 @@ from lm_from_scratch.text.batches import (
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import (
-    TrainConfig,
+    Schedule,
     evaluate,
     learning_rate,
     optimizer_step,
@@ -184,7 +184,7 @@ config = Qwen2Config(
     n_kv_head=2, n_embd=128, intermediate_size=344, rope_theta=10000.0,
     eos_token_id=None,
 )  # fmt: skip
-schedule = TrainConfig(steps=40, lr=1.0, min_lr=0.1, warmup=10)
+schedule = Schedule(steps=40, lr=1.0, min_lr=0.1, warmup=10)
 
 
 def held(optimizer):
@@ -209,7 +209,7 @@ def with_bits(bits, seed, lr, **kind):
     for step in range(1, 41):
         for group, peak in zip(optimizer.param_groups, (lr, 0.128)):
             group["lr"] = peak * learning_rate(step, schedule)
-        optimizer_step(model, optimizer, [rows[step - 1]], schedule)
+        optimizer_step(model, optimizer, [rows[step - 1]])
     return evaluate(model, held_out), held(optimizer)
 
 

@@ -163,7 +163,8 @@ assert not same(train_inside(3), load_shipped("qwen2-docs")[0])
 # Instead of all gradients you hold the largest one. For a model of seven billion weights, in float32:
 
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.training.train import TrainConfig, state_bytes
+from lm_from_scratch.optim.choose import state_bytes
+from lm_from_scratch.runs.config import TrainConfig
 
 with torch.device("meta"):  # shapes without memory
     large = Qwen2ForCausalLM(Qwen2Config(**SIZES["Qwen2-7B"]))

@@ -80,13 +80,14 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import record_saved
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.choose import make_optimizer
 from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.gradient_checkpointing import (
     use_gradient_checkpointing_,
 )
 from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
-from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 
 def fresh_model(tied=False, n_layer=4):

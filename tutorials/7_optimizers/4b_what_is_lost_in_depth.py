@@ -20,10 +20,11 @@ import torch
 
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.choose import make_optimizer
 from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 MB = 1e6
 

@@ -34,7 +34,7 @@ from lm_from_scratch.text.corpora import load_corpus
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import optimizer_step
+from lm_from_scratch.training.train import accumulate_gradient
 
 temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(temporary.name)
@@ -127,9 +127,9 @@ assert (plain - expected).norm() > 0.02 * expected.norm()
 # ``part.count`` is the number of targets of this process and this part; ``count`` is that of all processes and all parts.
 # No exchange is needed to find ``count``, because every process can make the whole batch.
 
-source = inspect.getsource(optimizer_step)
+source = inspect.getsource(accumulate_gradient)
 print(
-    source[source.index("    count = sum") : source.index("    if config.up")]
+    source[source.index("    count = sum") : source.index("    return total")]
 )
 
 # %%

@@ -46,11 +46,12 @@ from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import SIZES as GPT2_SIZES
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.optim.choose import make_optimizer
 from lm_from_scratch.optim.galore_basis import sides
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.corpora import load_corpus
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.train import TrainConfig, make_optimizer
 
 
 def elements(model, optimizer, shares):
@@ -158,7 +159,10 @@ from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer, optimizer_step
+from lm_from_scratch.optim.choose import make_optimizer
+from lm_from_scratch.runs.config import TrainConfig
+from lm_from_scratch.training.objective import NextTokenLoss
+from lm_from_scratch.training.train import optimizer_step
 
 HERE = Path(__file__).parent
 
@@ -200,11 +204,13 @@ def config(optimizer="adamw"):
 def steps(numbers, batches, group=Processes()):
     """Seven steps of two batches each; yields the model and the optimizer."""
     model = new_model()
-    loss_of = group.wrap(Loss(model), blocks(model))
-    optimizer = make_optimizer(model, numbers, group)
+    loss_of = group.wrap(NextTokenLoss(model), blocks(model))
+    optimizer = make_optimizer(model, numbers, group.optimizer)
     for step in range(numbers.steps):
         parts = [batches[2 * step], batches[2 * step + 1]]
-        optimizer_step(loss_of, optimizer, parts, numbers, group)
+        optimizer_step(
+            loss_of, optimizer, parts, numbers.max_grad_norm, group
+        )
         yield model, optimizer
 ''',
 )
@@ -264,7 +270,7 @@ from dataclasses import replace
 
 import torch
 from safetensors.torch import save_file
-from small_run import HERE, Loss, blocks, config, data, new_model, steps
+from small_run import HERE, NextTokenLoss, blocks, config, data, new_model, steps
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -329,7 +335,7 @@ def run(group, optimizer):
 def one_pass(group):
     """Which weights are whole when an MLP runs, forward and backward?"""
     model = new_model()
-    loss_of = group.wrap(Loss(model), blocks(model))
+    loss_of = group.wrap(NextTokenLoss(model), blocks(model))
     layers, rows = blocks(model), []
 
     def look(*_):
@@ -355,7 +361,7 @@ def one_pass(group):
 def between_passes(group):
     """Bytes of gradients after a pass that exchanges none, and after one."""
     model = new_model()
-    loss_of = group.wrap(Loss(model), blocks(model))
+    loss_of = group.wrap(NextTokenLoss(model), blocks(model))
     part, held = group.share(batches[0]), []
     for last in (False, True):
         with group.accumulating(loss_of, last):

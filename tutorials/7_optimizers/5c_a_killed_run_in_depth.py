@@ -50,7 +50,7 @@ from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.train import TrainConfig, train
+from lm_from_scratch.runs.config import TrainConfig, train
 
 HERE = Path(__file__).parent
 

@@ -219,7 +219,7 @@ from lm_from_scratch.text.batches import (
 from lm_from_scratch.text.corpora import split
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.train import (
-    TrainConfig,
+    Schedule,
     evaluate,
     learning_rate,
     optimizer_step,
@@ -251,13 +251,13 @@ def run(kind, lr, others=0.128, seed=1, steps=100, **options):
     rest = [p for p in model.parameters() if p not in {*matrices}]
     groups = [{"params": matrices, **options}, {"params": rest}]
     optimizer = kind(groups, betas=(0.9, 0.95), weight_decay=0, fused=True)
-    schedule = TrainConfig(steps=steps, lr=1.0, min_lr=0.1, warmup=10)
+    schedule = Schedule(steps=steps, lr=1.0, min_lr=0.1, warmup=10)
     batches = PackedBatches(train_file, 16, 64, seed)
     start = time.process_time()
     for step in range(1, steps + 1):
         for group, rate in zip(optimizer.param_groups, (lr, others)):
             group["lr"] = rate * learning_rate(step, schedule)
-        optimizer_step(model, optimizer, [batches[step - 1]], schedule)
+        optimizer_step(model, optimizer, [batches[step - 1]])
     return evaluate(model, held_out), (time.process_time() - start) / steps
 
 

@@ -22,8 +22,9 @@ import time
 import torch
 
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.optim.choose import state_bytes
 from lm_from_scratch.optim.muon import Muon, orthogonalize, scale_of
-from lm_from_scratch.training.train import TrainConfig, state_bytes
+from lm_from_scratch.runs.config import TrainConfig
 
 print(inspect.getsource(orthogonalize).split('"""')[-1].lstrip("\n"))
 print(inspect.getsource(Muon.update_matrix).split('"""')[-1].lstrip("\n"))

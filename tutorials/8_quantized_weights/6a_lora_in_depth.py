@@ -21,9 +21,10 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.record import record_saved
+from lm_from_scratch.optim.choose import make_optimizer
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.text.batches import pieces
 from lm_from_scratch.text.corpora import reference, split
-from lm_from_scratch.training.train import TrainConfig, make_optimizer
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_
 from lm_from_scratch.weights.quantize import quantize_
 

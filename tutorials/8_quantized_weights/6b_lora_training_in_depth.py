@@ -28,6 +28,7 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.text.batches import (
     PackedBatches,
     sequential_batches,
@@ -35,7 +36,7 @@ from lm_from_scratch.text.batches import (
 )
 from lm_from_scratch.text.corpora import split
 from lm_from_scratch.text.document import Document
-from lm_from_scratch.training.train import TrainConfig, evaluate, train
+from lm_from_scratch.training.train import evaluate
 from lm_from_scratch.weights.lora import add_lora_, merge_lora_
 from lm_from_scratch.weights.quantize import quantize_
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight

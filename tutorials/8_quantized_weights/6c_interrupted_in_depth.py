@@ -30,11 +30,11 @@ import torch
 from lm_from_scratch.checkpoint.weights import load_shipped, save_pretrained
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.interop.peft import load_lora_
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batches import PackedBatches, write_tokens
 from lm_from_scratch.text.corpora import split
 from lm_from_scratch.text.document import Document
-from lm_from_scratch.training.train import TrainConfig, train
 from lm_from_scratch.weights.lora import add_lora_
 from lm_from_scratch.weights.quantize import quantize_
 
@@ -90,7 +90,7 @@ from lm_from_scratch.text.batches import PackedBatches, TokenFile
 from lm_from_scratch.interop.peft import save_lora
 from lm_from_scratch.weights.lora import add_lora_
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.training.train import train, TrainConfig
+from lm_from_scratch.runs.config import train, TrainConfig
 
 root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.set_num_threads(asked["threads"])

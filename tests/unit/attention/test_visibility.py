@@ -16,7 +16,7 @@ from lm_from_scratch.interop.caches import from_legacy, from_transformers
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier, last_token
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.classification_loss import token_classification_loss
-from lm_from_scratch.training.train import Loss
+from lm_from_scratch.training.objective import NextTokenLoss
 
 
 def arange(n: int, start: int = 0) -> torch.Tensor:
@@ -50,8 +50,8 @@ def test_a_mask_in_second_place_is_not_taken_for_positions(make) -> None:
     model, idx = make(), token_ids(2, 5)
     mask = torch.ones(2, 5, dtype=torch.long)
     classifiers = SequenceClassifier(model.backbone, 3), TokenClassifier(model.backbone, 3)
-    for reads in (model, model.backbone, *classifiers, Loss(model)):
-        given = (idx, idx) if isinstance(reads, Loss) else (idx,)
+    for reads in (model, model.backbone, *classifiers, NextTokenLoss(model)):
+        given = (idx, idx) if isinstance(reads, NextTokenLoss) else (idx,)
         with pytest.raises(TypeError, match="positional argument"):
             reads(*given, mask)
         assert torch.isfinite(reads(*given, positions=positions_from_mask(mask))).all()

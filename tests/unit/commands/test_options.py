@@ -9,7 +9,7 @@ import pytest
 from lm_from_scratch.__main__ import parser
 from lm_from_scratch.commands.options import add_fields, given
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.training.train import TrainConfig
+from lm_from_scratch.runs.config import TrainConfig
 
 
 @dataclass

@@ -27,7 +27,7 @@ from lm_from_scratch.instruments.layout import (
 )
 from lm_from_scratch.instruments.onednn import Packed, PackedLinear, multiplies, use_onednn_
 from lm_from_scratch.text.batches import Batch
-from lm_from_scratch.training.train import TrainConfig, optimizer_step
+from lm_from_scratch.training.train import optimizer_step
 from lm_from_scratch.weights.quantize import multiplied, quantize_
 
 IDX = token_ids(2, 9)
@@ -92,8 +92,7 @@ def test_it_trains_as_before(layouts) -> None:
             lay_out_(model, 2, layouts)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
         batch = Batch(IDX, token_ids(2, 9, seed=2))
-        config = TrainConfig(steps=1)
-        steps.append([optimizer_step(model, optimizer, [batch], config) for _ in range(3)])
+        steps.append([optimizer_step(model, optimizer, [batch]) for _ in range(3)])
     assert torch.tensor(steps[0]) == pytest.approx(torch.tensor(steps[1]), rel=1e-4)
 
 

@@ -30,6 +30,7 @@ from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
 from lm_from_scratch.optim.muon import Muon
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import (
     Processes,
     check_environment,
@@ -42,8 +43,7 @@ from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.processes import ALONE
-from lm_from_scratch.training.train import TrainConfig, train
+from lm_from_scratch.training.processes import SINGLE_PROCESS
 
 ONE = Processes()
 EXPERTS = DeepseekV3Config(
@@ -293,14 +293,14 @@ def test_every_row_of_a_batch_is_in_one_share_and_no_process_is_left_without() -
     assert all(len(share.idx) == 1 for share in shares)
     assert [int((share.targets != IGNORE).any()) for share in shares] == [1] * 5 + [0] * 3
     assert (batch.targets != IGNORE).all()
-    assert ALONE.share(batch) is batch
+    assert SINGLE_PROCESS.share(batch) is batch
 
 
 def test_alone_everything_is_the_trivial_answer() -> None:
     module = torch.nn.Linear(2, 2)
     with processes(None) as group:
         assert (group.parallel, group.rank, group.size) == (None, 0, 1)
-        for alone in (ALONE, group):
+        for alone in (SINGLE_PROCESS, group):
             assert alone.wrap(module, torch.nn.ModuleList()) is module
             assert alone.total(1.0, 2) == [1.0, 2]
             with alone.accumulating(module, last=False):

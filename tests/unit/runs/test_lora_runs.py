@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes, processes
 from lm_from_scratch.runs.saved import frozen_digest, saved
 from lm_from_scratch.runs.sharded import whole
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.train import TrainConfig, train
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.lora import add_lora_
 from lm_from_scratch.weights.quantize import quantize_

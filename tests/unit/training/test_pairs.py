@@ -7,6 +7,7 @@ import torch
 from tiny_models import chat_tokenizer, enlarge_, tiny_gpt2, tiny_qwen2
 
 from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.conversations import Answered
 from lm_from_scratch.text.examples import pair
@@ -14,7 +15,7 @@ from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
 from lm_from_scratch.training.pairs import PairBatch, PairBatches, preferred
-from lm_from_scratch.training.train import TrainConfig, evaluate, train
+from lm_from_scratch.training.train import evaluate
 
 ROWS = [
     {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": "no idea" if a % 2 else str(a)}

@@ -9,11 +9,11 @@ from tiny_models import chat_tokenizer, enlarge_, tiny_gpt2, tiny_qwen2
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.rollouts import Question, RolloutBatch, Rollouts, mean_reward
-from lm_from_scratch.training.train import TrainConfig, train
 
 STOPS = [*range(0, 259, 6)]  # so that answers have all lengths
 

@@ -14,9 +14,10 @@ from tiny_models import TINY, tiny_gpt2, tiny_qwen2, token_ids
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.optim import eight_bit
+from lm_from_scratch.optim.choose import make_optimizer, parameter_groups, state_bytes
 from lm_from_scratch.optim.galore import GaLore
-from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.optim.muon import Muon
+from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
@@ -24,17 +25,10 @@ from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
+from lm_from_scratch.training.in_backward import step_in_backward
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import (
-    TrainConfig,
-    evaluate,
-    learning_rate,
-    make_optimizer,
-    optimizer_step,
-    parameter_groups,
-    state_bytes,
-    train,
-)
+from lm_from_scratch.training.objective import NextTokenLoss
+from lm_from_scratch.training.train import evaluate, learning_rate, optimizer_step
 
 TEXTS = reference()[:10]
 TOKENIZER = Tokenizer.train([d.text for d in TEXTS], 300)
@@ -96,7 +90,8 @@ def test_a_step_equals_the_same_step_written_with_torch() -> None:
     for i in range(4):
         idx = token_ids(2, 9, seed=i)
         targets = token_ids(2, 9, seed=i + 50)
-        loss, norm = optimizer_step(ours, optimizers[0], [Batch(idx, targets)], config)
+        parts = [Batch(idx, targets)]
+        loss, norm = optimizer_step(ours, optimizers[0], parts, config.max_grad_norm)
         optimizers[1].zero_grad()
         want = torch.nn.functional.cross_entropy(theirs(idx).flatten(0, 1), targets.flatten())
         want.backward()
@@ -111,13 +106,12 @@ def test_a_step_equals_the_same_step_written_with_torch() -> None:
 def test_accumulated_parts_of_unequal_size_give_the_step_of_the_whole_batch() -> None:
     idx, targets = token_ids(4, 9), token_ids(4, 9, seed=8)
     targets[0, 2:] = IGNORE  # parts with different numbers of targets
-    config = TrainConfig(steps=10)
     results = []
     for cuts in ([4], [1, 3], [1, 1, 2]):
         model = tiny_gpt2().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         parts = [Batch(a, b) for a, b in zip(idx.split(cuts), targets.split(cuts), strict=True)]
-        results.append((optimizer_step(model, optimizer, parts, config), model.state_dict()))
+        results.append((optimizer_step(model, optimizer, parts), model.state_dict()))
     for (loss, norm), state in results[1:]:
         assert loss == pytest.approx(results[0][0][0], rel=1e-6)
         assert norm == pytest.approx(results[0][0][1], rel=1e-6)
@@ -133,7 +127,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     batch = Batch(token_ids(2, 9), token_ids(2, 9))
     with pytest.raises(FloatingPointError, match="gradient norm is"):
-        optimizer_step(model, optimizer, [batch], TrainConfig(steps=1))
+        optimizer_step(model, optimizer, [batch])
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
@@ -141,7 +135,7 @@ def test_a_step_without_targets_changes_nothing() -> None:
     model = tiny_gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     batch = Batch(token_ids(2, 9), torch.full((2, 9), IGNORE))
-    assert optimizer_step(model, optimizer, [batch], TrainConfig(steps=1)) == (0.0, 0.0)
+    assert optimizer_step(model, optimizer, [batch]) == (0.0, 0.0)
     assert torch.equal(model.transformer.wte.weight, tiny_gpt2().transformer.wte.weight)
 
 
@@ -525,8 +519,7 @@ def test_the_chunked_loss_takes_the_same_step(make) -> None:
     for chunked in (False, True):
         model = make()
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-        config = TrainConfig(steps=1, chunked_loss=chunked)
-        reported = optimizer_step(model, sgd, [part], config)
+        reported = optimizer_step(NextTokenLoss(model, chunked=chunked), sgd, [part])
         results.append((reported, model.state_dict()))
     (loss, norm), plain = results[0]
     assert results[1][0] == pytest.approx((loss, norm), rel=1e-5)
@@ -550,9 +543,8 @@ def test_update_in_backward_ends_with_the_optimizer_s_own_step() -> None:
     )
     optimizer = make_optimizer(model, config)
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
-    with update_in_backward(optimizer, 2):
-        parts = [Batch(token_ids(2, 9, seed=i), token_ids(2, 9, seed=i + 9)) for i in range(2)]
-        optimizer_step(model, optimizer, parts, config)
+    parts = [Batch(token_ids(2, 9, seed=i), token_ids(2, 9, seed=i + 9)) for i in range(2)]
+    step_in_backward(model, optimizer, parts)
     assert calls == [1]
 
 

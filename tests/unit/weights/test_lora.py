@@ -18,11 +18,13 @@ from lm_from_scratch.instruments.onednn import use_onednn_
 from lm_from_scratch.interop.peft import PREFIX, load_lora_, save_lora
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.optim.choose import make_optimizer
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import Loss, TrainConfig, make_optimizer
+from lm_from_scratch.training.objective import NextTokenLoss
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_, nothing
 from lm_from_scratch.weights.quantize import dequantize_, quantize_
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
@@ -533,7 +535,7 @@ def test_bfloat16_and_autocast(name, bits) -> None:
     expected = backward(exact, idx)
     for dtype in (torch.bfloat16, torch.float32):
         model = adapted(name, bits, weight_only=bits == 8).to(dtype)
-        loss = Loss(model, "float32" if dtype == torch.bfloat16 else "bfloat16")
+        loss = NextTokenLoss(model, "float32" if dtype == torch.bfloat16 else "bfloat16")
         value = loss(idx, next_token_targets(idx))
         value.backward()
         torch.testing.assert_close(value.detach().float(), expected.float(), rtol=0.05, atol=0.05)

@@ -12,7 +12,7 @@ from lm_from_scratch.training import train
 
 def learning_rate(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
     """The rate of the package's training loop; its config refuses a warm-up that is too long."""
-    config = train.TrainConfig(steps=steps, lr=lr, min_lr=min_lr, warmup=warmup)
+    config = train.Schedule(steps=steps, lr=lr, min_lr=min_lr, warmup=warmup)
     return train.learning_rate(step, config)
 
 

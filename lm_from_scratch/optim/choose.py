@@ -1,0 +1,118 @@
+"""Which optimizer takes the steps of a run, and with which numbers.
+
+AdamW moves every weight, or GaLore or Muon the matrices of the blocks, and AdamW the others.
+
+Source: Loshchilov, Hutter, *Decoupled Weight Decay Regularization*, 2019, arXiv:1711.05101.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from torch import nn
+
+from lm_from_scratch.limits import Count, Limit, NotNegative, Positive, check, is_plain
+from lm_from_scratch.models.blocks import blocks
+from lm_from_scratch.optim import adamw, galore, muon
+from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.muon import Muon
+
+#: The numbers of a run that are GaLore's alone.
+GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "basis")
+
+_ABOVE_0 = Limit("must be above 0", lambda x: x == math.inf or (is_plain(x) and x > 0))
+_SHARES = Limit("must be in [0, 1)", lambda b: all(is_plain(beta) and 0 <= beta < 1 for beta in b))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The numbers that define an optimizer and its steps."""
+
+    lr: Positive = 1e-3  # highest learning rate
+    betas: Annotated[tuple[float, float], _SHARES] = (0.9, 0.95)  # of the moments
+    weight_decay: NotNegative = 0.1  # shrinks matrices, not biases and norms
+    max_grad_norm: Annotated[float, _ABOVE_0] = 1.0  # math.inf does not clip
+    optimizer: Literal["adamw", "galore", "muon"] = "adamw"  # of the blocks' matrices
+    optim_bits: int = 32  # of each number in the optimizer's moments: 32, or 8 for less memory
+    rank: Count = 128  # galore: directions of each matrix
+    update_proj_gap: Count = 200  # galore: steps for one basis
+    scale: float = 0.25  # galore: factor of the matrices' steps, so lr * scale is their rate
+    projection_type: str = "std"  # galore: which side of a matrix is projected
+    moments: str = "keep"  # galore: what a new basis does to them
+    basis: str = "gram"  # galore: how it is found
+    muon_scale: Positive = 1.0  # muon: factor of the matrices' steps
+    update_in_backward: bool = False  # step within the backward pass: less memory, no clipping
+
+    def __post_init__(self) -> None:
+        check(self)
+        adamw.check_bits(self.optim_bits)
+        galore.check_options(galore_options(self))
+        if self.optimizer == "muon":
+            muon.check_bits(self.optim_bits)
+        if self.update_in_backward and self.max_grad_norm != math.inf:
+            raise ValueError(
+                f"max_grad_norm={self.max_grad_norm} must be inf with update_in_backward: the norm "
+                "of all gradients is known only when all weights have been updated"
+            )
+
+
+def galore_options(config: OptimizerConfig) -> dict[str, Any]:
+    """The options of a group of matrices that GaLore projects."""
+    return {name: getattr(config, name) for name in GALORE}
+
+
+def muon_options(config: OptimizerConfig) -> dict[str, Any]:
+    """The options of a group of matrices that Muon moves."""
+    return {"momentum": 0.95, "scale": config.muon_scale}
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for the matrices; none for biases and norms, which it would only push to 0."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def make_optimizer(
+    model: nn.Module,
+    config: OptimizerConfig,
+    kind_of: Callable[[type[AdamW]], type[AdamW]] = lambda kind: kind,
+) -> AdamW:
+    """AdamW; or GaLore or Muon for the matrices of the blocks, and AdamW for all other weights.
+
+    The embedding, the head, the norms and the biases stay with AdamW, as in the papers: the rows
+    of an embedding each have a gradient of their own. ``kind_of`` says which class takes the steps
+    of another on this model, where its parameters are spread over processes. Raises ``ValueError``
+    for a model without anything to train.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("all parameters are frozen (requires_grad=False): nothing can be trained")
+    groups = parameter_groups(model, config.weight_decay)
+    options: dict[str, Any] = dict(
+        lr=config.lr, betas=config.betas, fused=True, optim_bits=config.optim_bits
+    )
+    if config.optimizer == "adamw":
+        return kind_of(AdamW)(groups, **options)
+    of_blocks = {id(parameter) for parameter in blocks(model).parameters()}
+    matrices, others = groups
+    within = [p for p in matrices["params"] if id(p) in of_blocks]
+    matrices["params"] = [p for p in matrices["params"] if id(p) not in of_blocks]
+    is_muon = config.optimizer == "muon"
+    special = muon_options(config) if is_muon else galore_options(config)
+    groups = [{**matrices, "params": within, **special}, matrices, others]
+    return kind_of(Muon if is_muon else GaLore)(groups, **options)
+
+
+def state_bytes(model: nn.Module, config: OptimizerConfig) -> int:
+    """How many bytes the optimizer of a run will keep between two steps."""
+    optimizer = make_optimizer(model, config)
+    return sum(
+        value.nbytes
+        for group in optimizer.param_groups
+        for p in group["params"]
+        for value in optimizer.new_state(p.to("meta"), group).values()
+    )

@@ -1,0 +1,59 @@
+"""A model and its loss in one module, which a run makes small and DDP and FSDP wrap."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
+
+
+def autocast(device: torch.device, dtype: str) -> torch.autocast:
+    """Matrix products in bfloat16 if ``dtype`` says so; everything else stays float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+class Objective(nn.Module):
+    """A model and its loss. It is called with the fields of a batch, and computes products in
+    ``dtype``."""
+
+    model: Any
+
+    def __init__(self, model: nn.Module, dtype: str = "float32") -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+
+class NextTokenLoss(Objective):
+    """The loss of the next token; ``chunked`` never holds the logits. It is computed by the
+    functions that belong to the head, if it has some, as with kernels."""
+
+    def __init__(self, model: CausalLM, dtype: str = "float32", chunked: bool = False) -> None:
+        super().__init__(model, dtype)
+        self.chunked = chunked
+        self.loss: Callable[..., Tensor]
+        self.chunked_loss: Callable[..., Tensor]
+        self.loss, self.chunked_loss = model.head.losses or (causal_lm_loss, chunked_causal_lm_loss)
+
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """The mean loss over the targets (B, T) of the tokens ``idx``, at ``positions`` and in
+        ``documents`` (B, T)."""
+        with autocast(idx.device, self.dtype):
+            if self.chunked:
+                x = self.model.backbone(idx, positions=positions, documents=documents)
+                return self.chunked_loss(x, self.model.head.weight, targets)
+            return self.loss(self.model(idx, positions=positions, documents=documents), targets)
+
+
+def objective_of(model: nn.Module, dtype: str = "float32") -> nn.Module:
+    """The :class:`NextTokenLoss` of a language model; an objective, wrapped or not, as it is."""
+    return NextTokenLoss(model, dtype) if isinstance(model, CausalLM) else model
