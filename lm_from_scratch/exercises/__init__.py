@@ -1,7 +1,8 @@
 """Exercises with checks that say what is wrong: ``check("rms_norm", rms_norm)``.
 
 The exercises are in ``catalogue``, a folder each; everything else here serves them. Read
-``exercise`` (what one consists of) and ``report`` (a check, and its words), then as you need them:
+``exercise`` (what one consists of), ``inputs`` (what its cases are made of) and ``report`` (a
+check, and its words), then as you need them:
 
 * ``run``, ``compare``, ``diagnose``: run a case, find the first difference, name the misconception
 * ``source``, ``submission``: the text of an exercise; what is taken out of a student's file

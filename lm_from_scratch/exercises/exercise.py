@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from lm_from_scratch.exercises import catalogue
 
@@ -193,41 +192,3 @@ def _every() -> list[Exercise]:
 
 def _names() -> list[str]:
     return sorted(path.parent.name for path in folder("").glob("*/checks.py"))
-
-
-# --------------------------------------------------------------------------- arguments of cases
-
-
-def normal(
-    g: Generator, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Normal numbers of a shape, made in float32 and then converted."""
-    return (torch.randn(shape, generator=g) * scale).to(dtype)
-
-
-def integers(g: Generator, low: int, high: int, *shape: int) -> Tensor:
-    """Whole numbers from low to high - 1."""
-    return torch.randint(low, high, shape, generator=g)
-
-
-def strided(x: Tensor) -> Tensor:
-    """The same numbers in another order in memory: its last two dimensions are transposed."""
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-def refusal(error: type[Exception] = ValueError) -> Callable[..., str]:
-    """A `play` that makes a call which must be refused: its result names what was raised.
-
-    NotImplementedError passes through: it says that nothing was written yet.
-    """
-
-    def play(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-        try:
-            function(*args, **kwargs)
-        except NotImplementedError:
-            raise
-        except error:
-            return f"raises {error.__name__}"
-        return f"raises no {error.__name__}"
-
-    return play

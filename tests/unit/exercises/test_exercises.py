@@ -26,9 +26,8 @@ from lm_from_scratch.exercises.exercise import (
     drafts,
     exercise,
     exercises,
-    normal,
-    refusal,
 )
+from lm_from_scratch.exercises.inputs import normal, refusal
 from lm_from_scratch.exercises.report import examine
 from lm_from_scratch.exercises.run import OutOfTime, quiet, time_limit
 from lm_from_scratch.exercises.source import (

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 from lm_from_scratch.optim.adamw import adamw
 
 BETAS = (0.9, 0.999)
@@ -180,14 +181,9 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="adamw_step",
-    function="adamw_step",
-    page="7_optimizers/1_adamw",
-    minutes=20,
-    difficulty=1,
+    name="adamw_step", function="adamw_step", page="7_optimizers/1_adamw", minutes=20, difficulty=1,
     outcome="Write a step of AdamW so that correction, eps and decay stand where they belong.",
-    reference=adamw,
-    cases=CASES,
+    reference=adamw, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Follow the text in its order: two running means, two corrections, one direction, one "
         "move. Which of these does the next step need?",
@@ -197,5 +193,4 @@ EXERCISE = Exercise(
         "The decay needs the old parameter and no mean: it is a factor of its own, a little below "
         "1.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers
 from lm_from_scratch.text.conversations import Answered, targets_of
 from lm_from_scratch.text.targets import IGNORE
 
@@ -35,7 +36,7 @@ def chat(g: Generator, turns: str, low: int = 5) -> Chat:
         ids += [START, USER if turn == "u" else ASSISTANT]
         start = len(ids)
         if turn != "e":
-            n = int(integers(g, 2, 6, 1))
+            n = integer(g, 2, 6)
             ids += integers(g, low, 60, n).tolist()
         if turn != "u":
             spans.append((start, len(ids)))
@@ -71,7 +72,7 @@ def begins(g: Generator) -> Call:
 
 def cut_within(g: Generator) -> Call:
     """The row ends in an answer, before the end of a turn, and after it."""
-    length = int(integers(g, 14, 18, 1))
+    length = integer(g, 14, 18)
     chats = []
     for left in (2, 1, 0):  # what is cut off
         body = [START, USER, *integers(g, 5, 60, length - 8 + left).tolist(), END, START, ASSISTANT]
@@ -83,7 +84,7 @@ def cut_within(g: Generator) -> Call:
 def cut_early(g: Generator) -> Call:
     """The row ends before the answer begins, and right before its first word."""
     ids, spans = chat(g, "uaua")
-    return given([(ids, spans), chat(g, "uuua")], spans[1][0] - int(integers(g, 0, 3, 1)))
+    return given([(ids, spans), chat(g, "uuua")], spans[1][0] - integer(g, 0, 3))
 
 
 def with_lists(function: Any, chats: list[list[int]], spans: Spans, length: int) -> Any:
@@ -101,8 +102,6 @@ EARLY, SILENT = "cut before an answer", "a chat without an answer"
 SAID = "said = ids[first : end + 1]"
 PLACE = "row[first - 1 : first - 1 + len(said)]"
 LOOP = "for start, end in answers:"
-RETURN = "return targets"
-ROW = "for row, chat, answers in zip(targets, chats, spans):"
 INNER = f"{LOOP}\n            first = max(start, 1)"
 
 
@@ -259,14 +258,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="answer_targets",
-    function="answer_targets",
-    page="10_after_pretraining/1_instructions",
-    minutes=20,
-    difficulty=1,
+    name="answer_targets", function="answer_targets", page="10_after_pretraining/1_instructions",
+    minutes=20, difficulty=1,
     outcome="Write the targets of a chat, so that a model learns its answers and where they end.",
-    reference=reference,
-    cases=CASES,
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Take the table of the text: its answer is at places 7 and 8, the end at 9. At which "
         "places do these three tokens stand as targets?",
@@ -275,5 +270,4 @@ EXERCISE = Exercise(
         "Cut the chat first; then a slice of it ends by itself where nothing is left. What is "
         "`start - 1` for a span that begins at 0, and where would that write?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.gqa import repeat_kv
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -186,15 +187,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="attention",
-    function="causal_attention",
-    page="3_attention/1_attention",
-    minutes=30,
+    name="attention", function="causal_attention", page="3_attention/1_attention", minutes=30,
     difficulty=2,
     outcome="Write causal attention so that it also holds after a cache, for grouped heads and "
-    "for scores of any size.",
-    reference=reference,
-    cases=CASES,
+            "for scores of any size.",
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write it first for T = S and H = Hkv. Then ask which row of the S x S triangle belongs to "
         "the first query.",
@@ -204,5 +201,4 @@ EXERCISE = Exercise(
         "score so that its weight is 0 and not just small, and the dtype in which the weights "
         "meet the values.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, strided
 from lm_from_scratch.generation.beam_search import Hypothesis, _Rules
 
 Step = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -87,7 +80,7 @@ def two_beams(g: Generator) -> Call:
     """Five tokens; the best candidate continues beam 1, the second beam 0."""
     scores = falling(g, 2)
     a, b = (int(i) for i in 2 + torch.randperm(3, generator=g)[:2])
-    return call(scores, placed(scores, [(1, a), (0, b), (0, a)], 5), int(integers(g, 0, 2)))
+    return call(scores, placed(scores, [(1, a), (0, b), (0, a)], 5), integer(g, 0, 2))
 
 
 def one_parent(g: Generator) -> Call:
@@ -99,7 +92,7 @@ def one_parent(g: Generator) -> Call:
 
 def several_prompts(g: Generator) -> Call:
     scores, log_probs = candidates(g, 3, 4, 11)
-    stop = int(integers(g, 1, 10))
+    stop = integer(g, 1, 10)
     log_probs[:, :, stop] = -60 - torch.rand(3, 4, generator=g)
     return call(scores, strided(log_probs), stop)
 
@@ -109,7 +102,7 @@ def first_step(g: Generator) -> Call:
     _, log_probs = candidates(g, 1, 3, 7)
     scores = torch.tensor([[0.0, -math.inf, -math.inf]])
     log_probs[:, 1:] = log_probs[:, 1:] / 10
-    stop = int(integers(g, 0, 7))
+    stop = integer(g, 0, 7)
     log_probs[:, :, stop] = -70.0
     return call(scores, log_probs, stop)
 
@@ -146,14 +139,14 @@ def all_end(g: Generator) -> Call:
 
 def more_beams_than_tokens(g: Generator) -> Call:
     scores, log_probs = candidates(g, 1, 5, 3)
-    stop = int(integers(g, 0, 3))
+    stop = integer(g, 0, 3)
     log_probs[:, :, stop] = -60 - torch.rand(1, 5, generator=g)
     return call(scores, log_probs, stop)
 
 
 def long_texts(g: Generator) -> Call:
     scores, log_probs = candidates(g, 1, 3, 6)
-    stop = int(integers(g, 0, 6))
+    stop = integer(g, 0, 6)
     log_probs[:, :, stop] = -60 - torch.rand(1, 3, generator=g)
     return call(scores.double() - 900, log_probs.double(), stop)
 
@@ -322,16 +315,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="beam_step",
-    function="beam_step",
-    page="6_generation/1_beam_search",
-    minutes=30,
+    name="beam_step", function="beam_step", page="6_generation/1_beam_search", minutes=30,
     difficulty=2,
-    outcome="Write one step of beam search for a batch, so that parents, tokens and what has ended "
-    "are right.",
-    reference=beam_step,
-    after=("top_p",),
-    cases=CASES,
+    outcome="Write one step of beam search for a batch, so that parents, tokens and what has "
+            "ended are right.",
+    reference=beam_step, after=("top_p",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "All candidates of a prompt are one list of n V numbers. What tells you the beam and the "
         "token of the number at place i?",
@@ -340,5 +328,4 @@ EXERCISE = Exercise(
         "What ends is judged among all candidates, what goes on among those without the stop "
         "token. Both come from one tensor: which of the two has to be found first?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

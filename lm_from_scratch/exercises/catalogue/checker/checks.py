@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Generator
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.text.tasks import TASKS
 
 
@@ -36,7 +37,7 @@ def numbers(g: Generator, n: int, low: int = 2, high: int = 21) -> list[int]:
     """Different numbers, the largest first."""
     found: list[int] = []
     while len(found) < n:
-        if (one := int(integers(g, low, high, 1))) not in found:
+        if (one := integer(g, low, high)) not in found:
             found.append(one)
     return sorted(found, reverse=True)
 
@@ -135,8 +136,8 @@ def written(g: Generator) -> Call:
 
 def operators(g: Generator) -> Call:
     """Other operators that come to the target."""
-    a = int(integers(g, 3, 8, 1))
-    b = int(integers(g, 8, 12, 1))
+    a = integer(g, 3, 8)
+    b = integer(g, 8, 12)
     square = [f"{a}**2", f"{a}*2", f"{a}^2", f"2**{a}", f"pow({a},2)", f"{a}**(2)", f"{a}²"]
     share = [f"{a * b}/{b}", f"{a * b}//{b}", f"{a * b}÷{b}", f"{a * b}%{b}", f"{a * b}-{b}"]
     return rounds(
@@ -366,14 +367,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="checker",
-    function="is_countdown",
-    page="10_after_pretraining/3_rewards",
-    minutes=40,
+    name="checker", function="is_countdown", page="10_after_pretraining/3_rewards", minutes=40,
     difficulty=3,
     outcome="Write a reward that pays for right answers only, whatever a model tries.",
-    reference=reference,
-    cases=CASES,
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Check three things one after the other: the characters, the numbers, the value. Each is "
         "simple if those before it hold.",
@@ -384,5 +381,4 @@ EXERCISE = Exercise(
         "product is atoms with *, an atom is a number or a sum in brackets. Each begins where the "
         "one before it ended. Whatever is left at the end makes the answer wrong.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

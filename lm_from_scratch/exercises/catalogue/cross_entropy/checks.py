@@ -8,17 +8,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-    refusal,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal, refusal, strided
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
 
@@ -133,7 +124,6 @@ def by_where(logits: Tensor, targets: Tensor) -> Tensor:
 DIVISOR = "counts.sum().clamp(min=1)"
 LOSSES = "losses = rows.logsumexp(1) - chosen"
 FLOAT = "if rows.dtype != torch.float64:\n        rows = rows.float()"
-CHECK = "if logits.shape[:-1] != targets.shape:"
 CHOSEN = "chosen = rows.gather(1, wanted[:, None])[:, 0]"
 ROWS = "rows, wanted = logits[counts], targets[counts]"
 PICKED = "[torch.arange(len(rows)), wanted]"
@@ -302,15 +292,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="cross_entropy",
-    function="cross_entropy",
-    page="1_gpt2/4_training",
-    minutes=20,
+    name="cross_entropy", function="cross_entropy", page="1_gpt2/4_training", minutes=20,
     difficulty=1,
     outcome="Write the loss of a language model so that padding does not count and large logits "
-    "do not overflow.",
-    reference=causal_lm_loss,
-    cases=CASES,
+            "do not overflow.",
+    reference=causal_lm_loss, cases=CASES, wrong=planted(WRONG),
     hints=(
         "One number for each token, then a mean. Which tokens are in the sum, and how many?",
         "A mask of bools as an index, `logits[counts]`, leaves the rows that count, (N, V): the "
@@ -319,5 +305,4 @@ EXERCISE = Exercise(
         "which torch has a function that does not overflow, and of one logit, which `gather` "
         "picks. Then a mean over how many? Think of a batch without targets.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,15 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    normal,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 from lm_from_scratch.layers.delta_rule import recurrent_delta_rule, unit_length
 
 
@@ -169,14 +162,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="delta_rule",
-    function="delta_rule",
-    page="9_since_qwen2/6_delta_rule",
-    minutes=30,
+    name="delta_rule", function="delta_rule", page="9_since_qwen2/6_delta_rule", minutes=30,
     difficulty=2,
     outcome="Write a layer whose memory is one matrix, and which can correct what it has stored.",
-    reference=reference,
-    cases=CASES,
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write it for one head and one token with plain matrices: `S` is (Dk, Dv), `k` (Dk,), `v` "
         "(Dv,).",
@@ -185,5 +174,4 @@ EXERCISE = Exercise(
         "The order of the text decides: what the state says is asked after it has faded, and read "
         "after it was written. All heads can do this at once, the tokens only one by one.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

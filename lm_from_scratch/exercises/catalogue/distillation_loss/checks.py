@@ -5,16 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal, strided
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training import distillation
 
@@ -265,16 +257,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="distillation_loss",
-    function="distillation_loss",
-    page="10_after_pretraining/4_distillation",
-    minutes=25,
-    difficulty=2,
+    name="distillation_loss", function="distillation_loss",
+    page="10_after_pretraining/4_distillation", minutes=25, difficulty=2,
     outcome="Write the loss of a student that imitates a whole distribution, impossible tokens "
-    "included.",
-    reference=reference,
-    after=("cross_entropy",),
-    cases=CASES,
+            "included.",
+    reference=reference, after=("cross_entropy",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Choose the places first: `student[targets != -100]` has shape (N, V), and nothing else is "
         "needed of the targets.",
@@ -283,5 +270,4 @@ EXERCISE = Exercise(
         "Where p is 0, the product is 0 times something infinite. `torch.where(p > 0, ..., 0.0)` "
         "replaces it, and lets no gradient through.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

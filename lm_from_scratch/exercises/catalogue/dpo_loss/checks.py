@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 from lm_from_scratch.training import preference
 
 Result = dict[str, Tensor]
@@ -228,14 +229,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="dpo_loss",
-    function="dpo_loss",
-    page="10_after_pretraining/2_preferences",
-    minutes=25,
+    name="dpo_loss", function="dpo_loss", page="10_after_pretraining/2_preferences", minutes=25,
     difficulty=2,
     outcome="Write the loss of preferences, and say what it must be before the first step.",
-    reference=reference,
-    cases=CASES,
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Four numbers for each pair: how probable each answer is, in each model. The probability "
         "of a whole answer is a product, so its logarithm is a sum.",
@@ -244,5 +241,4 @@ EXERCISE = Exercise(
         "Subtract first, replace what is masked by 0 (`masked_fill`), then sum. "
         "`F.logsigmoid` is exact where `sigmoid` is rounded to 0.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

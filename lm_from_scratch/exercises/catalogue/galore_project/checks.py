@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.optim.galore_basis import project, project_back, sides, singular_basis
 
 
@@ -264,16 +265,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="galore_project",
-    function="GradientProjection",
-    page="7_optimizers/2_galore",
-    minutes=25,
+    name="galore_project", function="GradientProjection", page="7_optimizers/2_galore", minutes=25,
     difficulty=2,
     outcome="Write GaLore's projection so that it takes the right side, finds the way back, and "
-    "keeps nothing but its basis.",
-    after=("adamw_step",),
-    reference=PackageProjection,
-    cases=CASES,
+            "keeps nothing but its basis.",
+    after=("adamw_step",), reference=PackageProjection, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Decide the side once, in `__init__`, and remember it: no shape that comes later tells it "
         "for sure.",
@@ -283,5 +279,4 @@ EXERCISE = Exercise(
         "the columns, each times its coordinate. On the right the vectors are the rows of the "
         "gradient, on the left its columns. A slice of U or Vh is a view: make a copy.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

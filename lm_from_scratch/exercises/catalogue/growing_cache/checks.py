@@ -8,7 +8,8 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, normal
 
 Cache = Any  # what the student writes
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -249,7 +250,7 @@ def one_layer(g: Generator) -> Call:
 
 
 def chosen_rows(g: Generator) -> Call:
-    keep = int(integers(g, 0, 2))  # a row that is there twice, and not in its own place
+    keep = integer(g, 0, 2)  # a row that is there twice, and not in its own place
     rows = torch.tensor([2, 2, keep, 2])
     return call(n_layer=2, layers=text(g, 2, B=3), rows=rows)
 
@@ -488,16 +489,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="growing_cache",
-    function="GrowingPairs",
-    page="5_caching/1_why_cache",
-    minutes=35,
+    name="growing_cache", function="GrowingPairs", page="5_caching/1_why_cache", minutes=35,
     difficulty=2,
     outcome="Write a key-value cache so that passes over the pieces of a text give what one pass "
-    "over all of it gives.",
-    after=("visibility",),
-    reference=Reference,
-    cases=CASES,
+            "over all of it gives.",
+    after=("visibility",), reference=Reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Keep a pair of tensors for each layer, and nothing else: the length, the positions and "
         "the mask follow from their sizes. Which layer's size counts whole passes?",
@@ -506,5 +502,4 @@ EXERCISE = Exercise(
         "In update, refuse before anything changes. A layer may hold more than `length` tokens, "
         "of a pass that stopped: these are not part of the text.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers, normal
 from lm_from_scratch.training import policy_gradient
 from lm_from_scratch.training.policy_gradient import group_advantages, token_mean
 
@@ -113,7 +114,7 @@ def rubbish(g: Generator) -> Call:
 def equal(g: Generator) -> Call:
     """All right, all wrong, all half right, and one that differs."""
     rewards = torch.tensor([1.0, 0.0, 0.5, 1.0])[:, None].repeat(1, 4)
-    rewards[3, int(integers(g, 0, 4, 1))] = 0.0
+    rewards[3, integer(g, 0, 4)] = 0.0
     return given(g, rewards[torch.randperm(4, generator=g)], moved=0.05)
 
 
@@ -126,7 +127,7 @@ def far(g: Generator) -> Call:
     change = 0.3 + 0.4 * torch.rand(6, 2, 4, generator=g)
     change[:, 1] *= -1
     change[2] *= -1
-    at = int(integers(g, 0, 4, 1))
+    at = integer(g, 0, 4)
     change[[3, 5], 0, at], change[[4, 5], 1, at] = 0.1, -0.1
     mask[5, :, at] = False
     order = torch.randperm(6, generator=g)
@@ -281,14 +282,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="grpo_loss",
-    function="grpo_loss",
-    page="10_after_pretraining/3_rewards",
-    minutes=35,
+    name="grpo_loss", function="grpo_loss", page="10_after_pretraining/3_rewards", minutes=35,
     difficulty=3,
     outcome="Write the loss of GRPO, and predict which prompts of a batch teach nothing.",
-    reference=reference,
-    cases=CASES,
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Do it in three parts, and look at each alone: advantages (P, G, 1), the clipped product "
         "(P, G, T), the penalty (P, G, T). The mean comes last.",
@@ -298,5 +295,4 @@ EXERCISE = Exercise(
         "beyond the clip *in the direction in which A pulls it*. A group teaches if it "
         "has one such token.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.conversations import Answered, targets_of
 from lm_from_scratch.text.targets import IGNORE
@@ -39,7 +40,7 @@ def chat(g: Generator, turns: str) -> list[int]:
     """Turns by the user (u) and the assistant (a, or e for an answer without words)."""
     ids: list[int] = []
     for turn in turns:
-        words = integers(g, 5, 60, int(integers(g, 2, 6, 1))).tolist() if turn != "e" else []
+        words = integers(g, 5, 60, integer(g, 2, 6)).tolist() if turn != "e" else []
         ids += [START, USER if turn == "u" else ASSISTANT, *words, END]
     return ids
 
@@ -57,7 +58,7 @@ def cut(g: Generator) -> Call:
     """Cut in an answer, after the role, before the end; padding follows each of them."""
     words = chat(g, "ua")
     role = len(chat(g, "u"))
-    at = int(integers(g, 1, 3, 1))
+    at = integer(g, 1, 3)
     bare = [*chat(g, "u"), START, ASSISTANT]
     return call([words[:-at], bare, words[:-1], chat(g, "uauau"), [START, USER] + [7] * role])
 
@@ -102,7 +103,6 @@ IDS, NONE, ONE = "the ids", "chats without an answer", "one answer"
 STOP, FIRST = "how much is learned of the end", "the first word"
 SHORT, EMPTY, CUT = "chats of other lengths", "empty answers", "a chat that is cut off"
 TEXT, TWO, TURNS = "the number of a role in a text", "two tokens", "several turns"
-OPEN = "inside = True"
 RETURN = 'return {"input_ids": ids, "targets": targets}'
 PUT = "row[place - 1] = chat[place]"
 IS_ROLE = "if chat[place - 1 : place + 1] == [START, ASSISTANT]:"
@@ -232,16 +232,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_answer_mask",
-    function="chat_batch",
-    page="10_after_pretraining/1_instructions",
-    minutes=25,
-    difficulty=2,
+    name="hunt_answer_mask", function="chat_batch", page="10_after_pretraining/1_instructions",
+    minutes=25, difficulty=2,
     outcome="From what an assistant says, tell which of its targets were never learned.",
-    reference=reference,
-    after=("answer_targets",),
-    hunt="threads on trainers of chats",
-    cases=CASES,
+    reference=reference, after=("answer_targets",), hunt="threads on trainers of chats",
+    cases=CASES, wrong=planted(WRONG),
     hints=(
         "Print `input_ids` and `targets` of one short chat below each other. Which token of the "
         "answer is no target anywhere? Which place has a target and should have none?",
@@ -251,5 +246,4 @@ EXERCISE = Exercise(
         "move with them. Padding needs no line at all if targets are only written within the "
         "length of the chat.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

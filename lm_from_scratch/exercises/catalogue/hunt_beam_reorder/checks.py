@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 
 
 class Buffers:
@@ -225,17 +226,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_beam_reorder",
-    function="reorder",
-    page="6_generation/1_beam_search",
-    minutes=25,
+    name="hunt_beam_reorder", function="reorder", page="6_generation/1_beam_search", minutes=25,
     difficulty=2,
     outcome="Fix the reordering of a cache so that every beam goes on from its parent's keys and "
-    "values, in buffers that stay where they are.",
-    after=("growing_cache",),
-    reference=reference,
-    hunt="Q16",
-    cases=CASES,
+            "values, in buffers that stay where they are.",
+    after=("growing_cache",), reference=reference, hunt="Q16", cases=CASES, wrong=planted(WRONG),
     hints=(
         "Take three beams with one number each, 10, 20, 30, and parents 0, 0, 1. Follow the loop "
         "by hand. Then ask which tensors it never touches.",
@@ -249,5 +244,4 @@ EXERCISE = Exercise(
         "https://github.com/huggingface/transformers/issues/46612, and Q16, a cache that became a "
         "tuple.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -8,7 +8,8 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 
 
 class Model:
@@ -208,17 +209,12 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_cached_generation",
-    function="write",
-    page="5_caching/1_why_cache",
-    minutes=30,
+    name="hunt_cached_generation", function="write", page="5_caching/1_why_cache", minutes=30,
     difficulty=2,
-    outcome="Fix a generation loop with a cache so that its logits are those of one pass "
-    "without a cache, and judge repairs by logits, not by fluent text.",
-    after=("growing_cache",),
-    reference=reference,
-    hunt="G1, G2, G3, G4",
-    cases=CASES,
+    outcome="Fix a generation loop with a cache so that its logits are those of one pass without "
+            "a cache, and judge repairs by logits, not by fluent text.",
+    after=("growing_cache",), reference=reference, hunt="G1, G2, G3, G4", cases=CASES,
+    wrong=planted(WRONG),
     hints=(
         "Write down for the first three rounds: how many tokens are fed, at which positions, and "
         "how many keys there are. A cache that works holds 5, 6, 7 keys after a prompt of 5.",
@@ -229,5 +225,4 @@ EXERCISE = Exercise(
         "page 5_caching/1a_why_cache_in_depth: G1, G2, G4. A cache proposed for nanoGPT wrote "
         "coherent texts that were not those without it: https://github.com/karpathy/nanoGPT/pull/613",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.layers.experts import sigmoid_routing
 
 
@@ -172,15 +173,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_expert_bias",
-    function="expert_weights",
-    page="9_since_qwen2/2_mixture_of_experts",
-    minutes=20,
-    difficulty=2,
+    name="hunt_expert_bias", function="expert_weights", page="9_since_qwen2/2_mixture_of_experts",
+    minutes=20, difficulty=2,
     outcome="Keep what chooses experts apart from what weighs them, and close a group for good.",
-    reference=reference,
-    hunt="M48, M49",
-    cases=CASES,
+    reference=reference, hunt="M48, M49", cases=CASES, wrong=planted(WRONG),
     hints=(
         "Set the biases to 0.3, 0.3, ...: the same for all. Which numbers of the result should "
         "change, and which do?",
@@ -190,5 +186,4 @@ EXERCISE = Exercise(
         "counts. Where do they part, and which of the two may the bias touch? A closed group "
         "must lose against any bias.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

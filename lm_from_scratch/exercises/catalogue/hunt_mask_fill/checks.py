@@ -8,7 +8,8 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
@@ -214,16 +215,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_mask_fill",
-    function="masked_attention",
-    page="3_attention/2_masks",
-    minutes=25,
+    name="hunt_mask_fill", function="masked_attention", page="3_attention/2_masks", minutes=25,
     difficulty=2,
     outcome="Hide keys so that no score, no dtype and no row of padding lets them through.",
-    reference=reference,
-    hunt="G25, Q23",
-    after=("attention",),
-    cases=CASES,
+    reference=reference, hunt="G25, Q23", after=("attention",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "What is left of a hidden score of 12000 after the bias? And which of two hidden keys wins "
         "if their scores differ?",
@@ -236,5 +231,4 @@ EXERCISE = Exercise(
         "https://github.com/huggingface/transformers/pull/17306. The page on GPT-2, block by "
         "block, has it as G25, and the page on conformance has the second part as Q23.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

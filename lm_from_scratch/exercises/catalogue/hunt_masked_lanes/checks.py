@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.exercises.launch import POISON, AsKernel, check_kernel, launch
 
 
@@ -150,17 +151,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_masked_lanes",
-    function="margins",
-    page="gpu/2_softmax",
-    minutes=20,
-    difficulty=1,
+    name="hunt_masked_lanes", function="margins", page="gpu/2_softmax", minutes=20, difficulty=1,
     outcome="Write a reduction of a row so that masked lanes change neither its result nor the "
-    "memory behind it, and say which tests would have shown it.",
-    reference=REFERENCE,
-    needs="triton",
-    hunt="masked lanes of the GPU pages",
-    cases=CASES,
+            "memory behind it, and say which tests would have shown it.",
+    reference=REFERENCE, needs="triton", hunt="masked lanes of the GPU pages", cases=CASES,
+    wrong=planted(WRONG),
     hints=(
         "A block has BLOCK lanes, a row has fewer numbers. Follow one lane behind the row through "
         "all five lines: what does it hold, and where does it go?",
@@ -170,5 +165,4 @@ EXERCISE = Exercise(
         "Which number changes neither? And what is stored there, and where? Such faults, and "
         "more, are in the museums of the page on the softmax kernel and of those after it.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.log_probs import token_log_probs
 from lm_from_scratch.training.policy_gradient import grpo_loss, token_mean
@@ -289,17 +290,12 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_no_gradient",
-    function="step_loss",
-    page="10_after_pretraining/3_rewards",
-    minutes=25,
-    difficulty=2,
+    name="hunt_no_gradient", function="step_loss", page="10_after_pretraining/3_rewards",
+    minutes=25, difficulty=2,
     outcome="Tell a loss that is 0 from a loss that has no gradient, and keep old probabilities "
-    "apart from new ones.",
-    reference=reference,
-    after=("grpo_loss",),
-    hunt="a thread on a trainer of reasoning models",
-    cases=CASES,
+            "apart from new ones.",
+    reference=reference, after=("grpo_loss",), hunt="a thread on a trainer of reasoning models",
+    cases=CASES, wrong=planted(WRONG),
     hints=(
         "Print the norm of the gradient of one weight after `backward()`, with the last line of "
         "the code as it is. Then remove that line and read the message again: is it wrong?",
@@ -309,5 +305,4 @@ EXERCISE = Exercise(
         "were written down, and stay as they were while the weights move: `noted.detach()`, not "
         "`now.detach()`, which is the same number only in the first step.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

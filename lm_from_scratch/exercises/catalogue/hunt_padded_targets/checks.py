@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers
 from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
@@ -166,17 +167,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_padded_targets",
-    function="padded_example",
-    page="1_gpt2/4_training",
-    minutes=15,
+    name="hunt_padded_targets", function="padded_example", page="1_gpt2/4_training", minutes=15,
     difficulty=1,
     outcome="Find out why a reported loss is too low, and fix mask and labels so that padding "
-    "never counts.",
-    reference=reference,
-    after=("cross_entropy",),
-    hunt="G6, G7",
-    cases=CASES,
+            "never counts.",
+    reference=reference, after=("cross_entropy",), hunt="G6, G7", cases=CASES, wrong=planted(WRONG),
     hints=(
         "Call the function as found with two ids and a length of 6, and print the three tensors. "
         "Which numbers say that something is not text?",
@@ -187,5 +182,4 @@ EXERCISE = Exercise(
         "padding, and its tokenizer made padding out of real characters as well. The story "
         "goes on in the bug museum of the page on training.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

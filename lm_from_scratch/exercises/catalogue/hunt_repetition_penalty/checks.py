@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 from lm_from_scratch.generation.sampling import apply_repetition_penalty
 
 
@@ -193,16 +194,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_repetition_penalty",
-    function="penalise",
-    page="1_gpt2/5_sampling",
-    minutes=20,
+    name="hunt_repetition_penalty", function="penalise", page="1_gpt2/5_sampling", minutes=20,
     difficulty=2,
     outcome="Find out why a repetition penalty makes tokens likelier and reaches the wrong rows, "
-    "and fix both without breaking what works.",
-    reference=penalise,
-    hunt="G9, G10",
-    cases=CASES,
+            "and fix both without breaking what works.",
+    reference=penalise, hunt="G9, G10", cases=CASES, wrong=planted(WRONG),
     hints=(
         "Compute the story by hand: which way does -1.65 move when it is divided by 2? Then read "
         "which part of `idx` the loop looks at, and which part of `logits` it writes to.",
@@ -214,5 +210,4 @@ EXERCISE = Exercise(
         "museum of the page: the formula of the CTRL paper, taken literally. The second is G10: "
         "the loop read row 0 and wrote into all rows.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers
 from lm_from_scratch.layers.rope import RotaryEmbedding
 
 BFLOAT, FLOAT = torch.bfloat16, torch.float32
@@ -393,16 +394,9 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_rotary_table",
-    function="Rotary",
-    page="2_qwen2/2_rope",
-    minutes=25,
-    difficulty=2,
+    name="hunt_rotary_table", function="Rotary", page="2_qwen2/2_rope", minutes=25, difficulty=2,
     outcome="Find what a table may not depend on, so that half precision and any positions work.",
-    hunt="Q10, Q9",
-    after=("rope",),
-    reference=Reference,
-    cases=CASES,
+    hunt="Q10, Q9", after=("rope",), reference=Reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Follow one number: which dtype has `t` in `grow`, after the module was moved to bfloat16? "
         "And after it was not, but `x` is bfloat16?",
@@ -412,5 +406,4 @@ EXERCISE = Exercise(
         "converted? What is made anew in each call is not converted. The page on RoPE tells "
         "the story in its bug museum (Q9, Q10).",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,15 +5,8 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    normal,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 
 
 def reference(projected: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -134,15 +127,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_split_gate",
-    function="gated_heads",
-    page="9_since_qwen2/4_sinks_and_gates",
-    minutes=20,
-    difficulty=2,
+    name="hunt_split_gate", function="gated_heads", page="9_since_qwen2/4_sinks_and_gates",
+    minutes=20, difficulty=2,
     outcome="Cut a joint projection inside each head, and gate what a head has read.",
-    reference=reference,
-    hunt="M60, M61",
-    cases=CASES,
+    reference=reference, hunt="M60, M61", cases=CASES, wrong=planted(WRONG),
     hints=(
         "Number the columns of `projected` from 0, for two heads of D = 2. Which of them are the "
         "gate of head 0, and which does the code take?",
@@ -152,5 +140,4 @@ EXERCISE = Exercise(
         "their own before anything is cut. And the gate works on what attention returns, not "
         "on what goes in.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.optim.adamw import AdamW
 
 Grads = Sequence[Tensor | None]
@@ -332,17 +333,12 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_step_count",
-    function="update_group",
-    page="7_optimizers/1_adamw",
-    minutes=25,
+    name="hunt_step_count", function="update_group", page="7_optimizers/1_adamw", minutes=25,
     difficulty=2,
     outcome="Fix an optimizer so that each parameter has its own step count and a refused call "
-    "changes nothing.",
-    after=("adamw_step",),
-    hunt="L8, L9",
-    reference=package_update,
-    cases=CASES,
+            "changes nothing.",
+    after=("adamw_step",), hunt="L8, L9", reference=package_update, cases=CASES,
+    wrong=planted(WRONG),
     hints=(
         "Take the first report: lr is 0.01, the gradient is 1, the means begin at 0. Work out by "
         "hand what step 1 and what step 10 divide by.",
@@ -352,5 +348,4 @@ EXERCISE = Exercise(
         "And an error found halfway comes too late for what was written before it. The page on "
         "AdamW has the first defect under L8 in its bug museum.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

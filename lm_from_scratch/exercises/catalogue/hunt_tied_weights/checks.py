@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.weights.swap import swap_on_conversion
 
 VOCAB, WIDTH = 7, 4
@@ -192,7 +193,6 @@ BODY = """\
 
 COPIES = "copies = {name: tensor.clone() for name, tensor in state.items()}"
 AS_FOUND = "    model.load_state_dict(state, assign=True)\n"
-SET = "torch.__future__.set_swap_module_params_on_conversion(True)"
 RESTORED = "torch.__future__.set_swap_module_params_on_conversion(flag)"
 FINALLY = f"""\
     try:
@@ -307,16 +307,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_tied_weights",
-    function="load_in_its_dtype",
-    page="8_quantized_weights/3_conversions",
-    minutes=30,
-    difficulty=2,
+    name="hunt_tied_weights", function="load_in_its_dtype",
+    page="8_quantized_weights/3_conversions", minutes=30, difficulty=2,
     outcome="Write a loader that takes a checkpoint's dtypes so that the optimizer, the tie and "
-    "the checkpoint itself survive.",
-    reference=load,
-    hunt="T10, T11",
-    cases=CASES,
+            "the checkpoint itself survive.",
+    reference=load, hunt="T10, T11", cases=CASES, wrong=planted(WRONG),
     hints=(
         "Compare `id` of the weight, of the head's and of the optimizer's before and after. Which "
         "of the three has changed?",
@@ -327,5 +322,4 @@ EXERCISE = Exercise(
         "`state._metadata` that it assigned: https://github.com/pytorch/pytorch/issues/188166. "
         "So what should it be given, and what should it not find there?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,15 +5,8 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.attention.indexer import choose, restrict
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers, normal
 
 
 def reference(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
@@ -28,12 +21,12 @@ def tied(g: Generator, T: int, S: int) -> Tensor:
 
 
 def late_queries(g: Generator) -> Call:
-    S = int(integers(g, 36, 44, 1))
+    S = integer(g, 36, 44)
     return call(tied(g, 12, S), torch.arange(S - 12, S), torch.arange(S), 8)
 
 
 def early_queries(g: Generator) -> Call:
-    S = int(integers(g, 12, 16, 1))
+    S = integer(g, 12, 16)
     return call(tied(g, S, S), torch.arange(S), torch.arange(S), 8)
 
 
@@ -43,7 +36,7 @@ def ring(g: Generator) -> Call:
 
 
 def left_padding(g: Generator) -> Call:
-    pads = int(integers(g, 3, 6, 1))
+    pads = integer(g, 3, 6)
     positions = torch.cat([torch.full((pads,), -1), torch.arange(9)])
     return call(tied(g, len(positions), len(positions)), positions, positions, 4)
 
@@ -157,16 +150,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_topk_ties",
-    function="choose_keys",
-    page="9_since_qwen2/7_sparse_attention",
-    minutes=20,
-    difficulty=2,
+    name="hunt_topk_ties", function="choose_keys", page="9_since_qwen2/7_sparse_attention",
+    minutes=20, difficulty=2,
     outcome="Tell a leak of the future from a choice that depends on the length of a row.",
-    reference=reference,
-    after=("visibility",),
-    hunt="M76",
-    cases=CASES,
+    reference=reference, after=("visibility",), hunt="M76", cases=CASES, wrong=planted(WRONG),
     hints=(
         "Print what `topk` gives for a row of zeros, of length 24 and of length 64. What does its "
         "documentation say of equal elements?",
@@ -176,5 +163,4 @@ EXERCISE = Exercise(
         "sort decides between them: which key should win? Then the columns are those of the "
         "reordered keys.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.models.qwen2 import Qwen2Config
 
 
@@ -30,52 +31,48 @@ def reference(
     return torch.stack([seen.within(window).rule()[0, 0] for window in windows])
 
 
-def one(g: Generator, low: int, high: int) -> int:
-    return int(integers(g, low, high, 1))
-
-
 def story(g: Generator) -> Call:
-    S = one(g, 9, 13)
+    S = integer(g, 9, 13)
     return call(4, 4, 2, True, S, S)
 
 
 def full_pass(g: Generator) -> Call:
-    S = one(g, 8, 11)
-    return call(5, one(g, 3, 6), 3, True, S, S)
+    S = integer(g, 8, 11)
+    return call(5, integer(g, 3, 6), 3, True, S, S)
 
 
 def after_a_cache(g: Generator) -> Call:
-    S = one(g, 9, 12)
+    S = integer(g, 9, 12)
     return call(3, 4, 1, True, 3, S)
 
 
 def every_layer(g: Generator) -> Call:
-    S = one(g, 7, 10)
+    S = integer(g, 7, 10)
     return call(3, 3, 0, True, S, S)
 
 
 def no_layer(g: Generator) -> Call:
-    S = one(g, 7, 10)
+    S = integer(g, 7, 10)
     return call(3, 3, 3, True, S, S)
 
 
 def smallest(g: Generator) -> Call:
-    S = one(g, 4, 7)
+    S = integer(g, 4, 7)
     return call(3, 1, 2, True, S, S)
 
 
 def just_longer(g: Generator) -> Call:
-    S = one(g, 4, 7)
+    S = integer(g, 4, 7)
     return call(3, S - 1, 1, True, S, S)
 
 
 def switched_off(g: Generator) -> Call:
-    S = one(g, 7, 10)
-    return call(3, one(g, 2, 4), 1, False, 4, S)
+    S = integer(g, 7, 10)
+    return call(3, integer(g, 2, 4), 1, False, 4, S)
 
 
 def short(g: Generator) -> Call:
-    W = one(g, 3, 7)
+    W = integer(g, 3, 7)
     return call(4, W, 2, True, W, W)
 
 
@@ -159,7 +156,7 @@ CASES = (
     Case("three queries after a cache", after_a_cache,
          "the window counts keys, and the queries are the last of them",
          teaching="fewer queries than keys, in a text that can be drawn"),
-    Case("one query after 299 tokens", lambda g: call(2, one(g, 3, 7), 1, True, 1, 300),
+    Case("one query after 299 tokens", lambda g: call(2, integer(g, 3, 7), 1, True, 1, 300),
          "a single query has the same window as many, however long the text is"),
     Case("every layer slides", every_layer, "with max_window_layers = 0, layer 0 slides too"),
     Case("no layer slides", no_layer, "with max_window_layers = n_layers all see everything"),
@@ -168,7 +165,7 @@ CASES = (
          "the last query does not see the first key, in layers that slide"),
     Case("the switch is off", switched_off,
          "use_sliding_window is False: no layer slides, whatever the window is", guard=True),
-    Case("no window at all", lambda g: call(3, None, 1, False, 4, one(g, 7, 10)),
+    Case("no window at all", lambda g: call(3, None, 1, False, 4, integer(g, 7, 10)),
          "the switch is off, and sliding_window is None: it cannot be compared with a number",
          guard=True),
     Case("a text as long as the window", short,
@@ -178,16 +175,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="hunt_window",
-    function="layer_masks",
-    page="3_attention/2_masks",
-    minutes=15,
+    name="hunt_window", function="layer_masks", page="3_attention/2_masks", minutes=15,
     difficulty=1,
     outcome="Find two mistakes that hide each other, by counting what each layer sees.",
-    reference=reference,
-    hunt="Q2, Q3",
-    after=("visibility",),
-    cases=CASES,
+    reference=reference, hunt="Q2, Q3", after=("visibility",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Count by hand: how many keys are between `query - left` and `query`, both included?",
         "There are two mistakes, and each alone leaves the logits wrong. So do not compare logits: "
@@ -200,5 +191,4 @@ EXERCISE = Exercise(
         "https://github.com/huggingface/transformers/issues/38787. The page on conventions has "
         "the whole story.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -7,17 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.cache.codec import Quantized
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-    refusal,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal, refusal, strided
 
 Make = Callable[..., Any]  # what the student writes
 
@@ -265,15 +256,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="int8_cache",
-    function="EightBits",
-    page="5_caching/3_quantized_cache",
-    minutes=30,
+    name="int8_cache", function="EightBits", page="5_caching/3_quantized_cache", minutes=30,
     difficulty=2,
     outcome="Write a codec of eight bits a number so that its error is at most half a step, in "
-    "every dtype and for groups of equal numbers.",
-    reference=reference,
-    cases=CASES,
+            "every dtype and for groups of equal numbers.",
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Give the groups an axis of their own first: `x.unflatten(-1, (-1, N))` is "
         "(B, H, T, G, N). Then minimum and maximum over the last axis.",
@@ -282,5 +269,4 @@ EXERCISE = Exercise(
         "Round the step to the dtype of x before you count in it, and count in float32: a code may "
         "then come out as 256. Where the step is 0, the division gives no number.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,15 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    normal,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 from lm_from_scratch.weights.int8 import Int8Weight
 
 
@@ -216,15 +209,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="int8_weight",
-    function="Int8Rows",
-    page="8_quantized_weights/1_int8_int4",
-    minutes=25,
+    name="int8_weight", function="Int8Rows", page="8_quantized_weights/1_int8_int4", minutes=25,
     difficulty=2,
     outcome="Write an int8 weight with a scale for each row so that it holds in half precision, "
-    "for rows of zeros and for a parameter of a model.",
-    reference=Reference,
-    cases=CASES,
+            "for rows of zeros and for a parameter of a model.",
+    reference=Reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Four steps: the largest absolute number of each row, the scale, the quotient, the nearest "
         "whole number. Which of them keeps the shape (N, 1)?",
@@ -234,5 +223,4 @@ EXERCISE = Exercise(
         "give a code beyond 127. And a result that was computed from a transposed tensor may "
         "lie in memory in another order.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lm_from_scratch.attention.latent import absorbed
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 
 
 def reference(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
@@ -189,14 +190,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="latent_attention",
-    function="latent_attention",
-    page="9_since_qwen2/3_latent_attention",
-    minutes=35,
-    difficulty=2,
+    name="latent_attention", function="latent_attention", page="9_since_qwen2/3_latent_attention",
+    minutes=35, difficulty=2,
     outcome="Write latent attention with both matrices absorbed, so that decoding makes no key.",
-    reference=reference,
-    cases=CASES,
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write the score of one query and one token, and move the brackets: W_K stands between "
         "the query and the latent.",
@@ -206,5 +203,4 @@ EXERCISE = Exercise(
         "product with the latents themselves. After the softmax the mean is one of latents; "
         "only then does each head make its values.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,15 +6,8 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    planted,
-    refusal,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, refusal
 
 Pair = tuple[Tensor, Tensor]
 
@@ -210,15 +203,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="left_padding",
-    function="padded_positions",
-    page="5_caching/4_padded_batches",
-    minutes=15,
+    name="left_padding", function="padded_positions", page="5_caching/4_padded_batches", minutes=15,
     difficulty=1,
     outcome="Write the positions of a padded batch so that each row gives what its text gives "
-    "alone, wherever the padding stands.",
-    reference=reference,
-    cases=CASES,
+            "alone, wherever the padding stands.",
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Go through one row by hand with a finger and count aloud. What do you say at a 0?",
         "`cumsum(1)` of the mask is the running count, which includes the token itself. Padding "
@@ -227,5 +216,4 @@ EXERCISE = Exercise(
         "that the first is 0, and what stands where there is no token? The last count of a row "
         "is also its next position.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

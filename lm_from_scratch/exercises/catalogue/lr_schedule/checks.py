@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted, refusal
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import refusal
 from lm_from_scratch.training import train
 
 
@@ -170,14 +171,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="lr_schedule",
-    function="learning_rate",
-    page="1_gpt2/4_training",
-    minutes=15,
+    name="lr_schedule", function="learning_rate", page="1_gpt2/4_training", minutes=15,
     difficulty=1,
     outcome="Write a learning rate of warm-up and cosine so that it knows the length of its run.",
-    reference=learning_rate,
-    cases=CASES,
+    reference=learning_rate, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Which numbers must come out at step 1, at step `warmup`, half way between there and the "
         "last step, and in the last step?",
@@ -186,5 +183,4 @@ EXERCISE = Exercise(
         "A number from 1 to 0 chooses between two rates: at 1 it is `lr`, at 0 `min_lr`, at a half "
         "their mean. After the last step p stays at 1.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 
 BYTES = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32}
 LONGEST = 10**9  # what is not full by then never is: the sizes below are chosen so
@@ -47,55 +48,55 @@ def longest_text(
     return low
 
 
-def some(g: Generator, low: int, high: int) -> int:
-    return int(integers(g, low, high, 1))
-
-
 def bytes_for(layers: list[tuple[Any, ...]], tokens: int, g: Generator, **how: int) -> int:
     """So many tokens fit, and most of another."""
     rows, number = how.get("rows", 1), how.get("number", 2)
     here, next_one = (nbytes(layers, S, rows, number) for S in (tokens, tokens + 1))
-    return here + some(g, (next_one - here) // 2 + 1, next_one - here)
+    return here + integer(g, (next_one - here) // 2 + 1, next_one - here)
 
 
 def full(g: Generator) -> Call:
-    layers = [("full", some(g, 2, 5), some(g, 5, 9))] * 3
-    return call(layers, bytes_for(layers, some(g, 9, 40), g))
+    layers = [("full", integer(g, 2, 5), integer(g, 5, 9))] * 3
+    return call(layers, bytes_for(layers, integer(g, 9, 40), g))
 
 
 def sliding(g: Generator) -> Call:
-    heads, width = some(g, 2, 5), some(g, 5, 9)
-    layers = [("full", heads, width), *[("sliding", heads, width, some(g, 5, 9))] * 2]
-    return call(layers, bytes_for(layers, some(g, 20, 40), g))
+    heads, width = integer(g, 2, 5), integer(g, 5, 9)
+    layers = [("full", heads, width), *[("sliding", heads, width, integer(g, 5, 9))] * 2]
+    return call(layers, bytes_for(layers, integer(g, 20, 40), g))
 
 
 def latent(g: Generator) -> Call:
-    layers = [("full", 2, 4), ("latent", some(g, 9, 20)), ("latent", some(g, 30, 40))]
-    return call(layers, bytes_for(layers, some(g, 9, 40), g))
+    layers = [("full", 2, 4), ("latent", integer(g, 9, 20)), ("latent", integer(g, 30, 40))]
+    return call(layers, bytes_for(layers, integer(g, 9, 40), g))
 
 
 def state(g: Generator) -> Call:
-    layers = [("state", some(g, 90, 300)), ("state", some(g, 90, 300)), ("full", 2, some(g, 4, 9))]
-    return call(layers, bytes_for(layers, some(g, 9, 40), g))
+    layers = [
+        ("state", integer(g, 90, 300)),
+        ("state", integer(g, 90, 300)),
+        ("full", 2, integer(g, 4, 9)),
+    ]
+    return call(layers, bytes_for(layers, integer(g, 9, 40), g))
 
 
 def several(g: Generator) -> Call:
-    layers = [("full", 2, 6), ("sliding", 2, 6, some(g, 4, 9)), ("latent", 9), ("state", 40)]
-    how = dict(rows=some(g, 3, 7), number=4)
-    return call(layers, bytes_for(layers, some(g, 9, 40), g, **how), **how)
+    layers = [("full", 2, 6), ("sliding", 2, 6, integer(g, 4, 9)), ("latent", 9), ("state", 40)]
+    how = dict(rows=integer(g, 3, 7), number=4)
+    return call(layers, bytes_for(layers, integer(g, 9, 40), g, **how), **how)
 
 
 def to_the_last_byte(g: Generator) -> Call:
     """A small cache, and one of which a float cannot hold the bytes: the last one is missing."""
-    small = [("full", some(g, 2, 5), 7), ("state", some(g, 90, 300))]
-    large = [("latent", 2**30 + some(g, 1, 9))]
-    fits, misses = nbytes(small, some(g, 9, 40), 1, 2), nbytes(large, 4 * 10**8, 1, 2) - 1
+    small = [("full", integer(g, 2, 5), 7), ("state", integer(g, 90, 300))]
+    large = [("latent", 2**30 + integer(g, 1, 9))]
+    fits, misses = nbytes(small, integer(g, 9, 40), 1, 2), nbytes(large, 4 * 10**8, 1, 2) - 1
     return call((small, fits), (large, misses))
 
 
 def nearly_nothing(g: Generator) -> Call:
     """What is there at the start fits, and no token does; then one."""
-    width, start = some(g, 9, 30), some(g, 9, 30)
+    width, start = integer(g, 9, 30), integer(g, 9, 30)
     grows = [("latent", width), ("state", start)]
     one = 2 * (start + width)
     return call((grows, 2 * start), (grows, one - 1), (grows[:1], 0), (grows, one))
@@ -104,9 +105,9 @@ def nearly_nothing(g: Generator) -> Call:
 def ends(g: Generator) -> Call:
     """A window that has no room, for a layer that grows beside it; and room to the last byte, where
     none does."""
-    grows = [("sliding", 2, 8, some(g, 20, 40)), ("full", 2, 8)]
-    stays = [("sliding", 2, 8, some(g, 20, 40)), ("state", some(g, 90, 300))]
-    small, enough = nbytes(grows, 0, 1, 2) - some(g, 2, 300), nbytes(stays, 0, 1, 2)
+    grows = [("sliding", 2, 8, integer(g, 20, 40)), ("full", 2, 8)]
+    stays = [("sliding", 2, 8, integer(g, 20, 40)), ("state", integer(g, 90, 300))]
+    small, enough = nbytes(grows, 0, 1, 2) - integer(g, 2, 300), nbytes(stays, 0, 1, 2)
     return call((grows, small), (stays, enough), (stays, enough - 1))
 
 
@@ -117,7 +118,7 @@ def each(function: Callable[..., Any], *machines: tuple[Any, ...]) -> list[Any]:
 def published(g: Generator) -> Call:
     """Sizes of a model of 7 billion weights, and of one that mixes: gigabytes, not exactly."""
     layers = [("full", 4, 128)] * 7 + [("sliding", 4, 128, 4096)] * 21
-    return call(layers, 2**30 * some(g, 6, 30) + 1, rows=8, number=1)
+    return call(layers, 2**30 * integer(g, 6, 30) + 1, rows=8, number=1)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -209,16 +210,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="measure_cache",
-    function="longest_text",
-    page="5_caching/2_kinds_of_cache",
-    minutes=20,
+    name="measure_cache", function="longest_text", page="5_caching/2_kinds_of_cache", minutes=20,
     difficulty=2,
     outcome="Say how long a text fits into the memory of a machine, for layers that remember in "
-    "different ways.",
-    after=("growing_cache",),
-    reference=longest_text,
-    cases=CASES,
+            "different ways.",
+    after=("growing_cache",), reference=longest_text, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Ask two questions of each layer: what does it keep before the first token, and how much "
         "more does it keep for each token?",
@@ -227,5 +223,4 @@ EXERCISE = Exercise(
         "What is left of the budget after the first sum is divided by the second. Which two things "
         "may be wrong with that division, and what does the text say of them?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

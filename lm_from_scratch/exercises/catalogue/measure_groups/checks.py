@@ -5,15 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers, normal
 from lm_from_scratch.weights.int8 import Int8Weight
 
 Choice = tuple[int, int, float] | None
@@ -48,7 +41,7 @@ def outliers(
     """A few large numbers, a third of them in each row's middle: coarse scales for many others."""
     weight = normal(g, N, K)
     for row in range(N):
-        weight[row, int(integers(g, 0, K, 1))] = size
+        weight[row, integer(g, 0, K)] = size
     return weight.to(dtype)
 
 
@@ -194,15 +187,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="measure_groups",
-    function="cheapest_groups",
-    page="8_quantized_weights/1_int8_int4",
-    minutes=20,
-    difficulty=2,
+    name="measure_groups", function="cheapest_groups", page="8_quantized_weights/1_int8_int4",
+    minutes=20, difficulty=2,
     outcome="Choose the groups of a quantised weight by what each choice loses and costs.",
-    after=("int8_weight",),
-    reference=cheapest_groups,
-    cases=CASES,
+    after=("int8_weight",), reference=cheapest_groups, cases=CASES, wrong=planted(WRONG),
     hints=(
         "One function for one size gives an error and a number of bytes. The decision comes last.",
         "`unflatten` or `view` makes the groups an axis of their own; then a scale is a maximum "
@@ -210,5 +198,4 @@ EXERCISE = Exercise(
         "How many scales are there? Their number and their dtype are all that the price depends "
         "on, since the codes take the same room in every size.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

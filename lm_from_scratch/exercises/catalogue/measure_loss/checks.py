@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers
 
 PLAIN = "the cat sat on a mat and saw rain fall in spring while we ate bread near old towns"
 WIDE = "naïve façade 你好世界 Übermut ёлка smörgås 東京の夜 überall café 数学"
@@ -216,15 +217,9 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="measure_loss",
-    function="best_model",
-    page="1_gpt2/4_training",
-    minutes=15,
-    difficulty=2,
+    name="measure_loss", function="best_model", page="1_gpt2/4_training", minutes=15, difficulty=2,
     outcome="Decide which of several models predicts a text best, whatever their tokens are.",
-    after=("cross_entropy",),
-    reference=best_model,
-    cases=CASES,
+    after=("cross_entropy",), reference=best_model, cases=CASES, wrong=planted(WRONG),
     hints=(
         "The loss of a text is a sum over its tokens. Does it matter how many there are?",
         "One number for each model: nats of all texts, over bytes of all texts. From nats to bits "
@@ -232,5 +227,4 @@ EXERCISE = Exercise(
         "Three things can spoil the sum before the comparison: the dtype in which it is made, a "
         "NaN in it, and the unit by which it is divided. Look at each on its own.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

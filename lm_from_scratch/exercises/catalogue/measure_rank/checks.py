@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, nn
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.optim.galore import GaLore
 
 Shape = tuple[int, ...]
@@ -41,26 +42,22 @@ def choose_rank(shapes: list[Shape], budget: int, number: int = 4) -> Choice:
     return low, total(shapes, low, number) if low else 0
 
 
-def some(g: Generator, low: int, high: int) -> int:
-    return int(integers(g, low, high, 1))
-
-
 def one_matrix(g: Generator) -> Call:
     """A tall one; the budget lies between two ranks."""
-    shape = (some(g, 30, 40), some(g, 20, 25))
-    return call([shape], state(shape, some(g, 4, 7), 4) + some(g, 1, 60))
+    shape = (integer(g, 30, 40), integer(g, 20, 25))
+    return call([shape], state(shape, integer(g, 4, 7), 4) + integer(g, 1, 60))
 
 
 def layers(g: Generator) -> list[Shape]:
     """Tall, wide and square matrices beside vectors of norms and biases, some of them alike."""
-    side = some(g, 12, 17)
+    side = integer(g, 12, 17)
     square = [(side,), (side, side)] * 2
-    return [*square, (some(g, 30, 40), side), (side, some(g, 22, 28)), (90,)]
+    return [*square, (integer(g, 30, 40), side), (side, integer(g, 22, 28)), (90,)]
 
 
 def several(g: Generator) -> Call:
     shapes = layers(g)
-    return call(shapes, total(shapes, some(g, 3, 6), 4) + some(g, 1, 100))
+    return call(shapes, total(shapes, integer(g, 3, 6), 4) + integer(g, 1, 100))
 
 
 def exact(g: Generator) -> Call:
@@ -71,20 +68,20 @@ def exact(g: Generator) -> Call:
 
 def brain(g: Generator) -> Call:
     shapes = layers(g)
-    return call(shapes, total(shapes, some(g, 2, 4), 2) + some(g, 1, 100), number=2)
+    return call(shapes, total(shapes, integer(g, 2, 4), 2) + integer(g, 1, 100), number=2)
 
 
 def adam(g: Generator) -> Call:
     """In a dtype where GaLore would keep wider numbers."""
     shapes = layers(g)
-    return call(shapes, total(shapes, None, 2) + some(g, 1, 100), 2)
+    return call(shapes, total(shapes, None, 2) + integer(g, 1, 100), 2)
 
 
 def room(g: Generator) -> Call:
     """AdamW fits to the byte, and many times."""
     shapes = layers(g)
     fits = total(shapes, None, 4)
-    return call(shapes, (fits, fits * some(g, 3, 9)))
+    return call(shapes, (fits, fits * integer(g, 3, 9)))
 
 
 def each(function: Any, shapes: list[Shape], budgets: tuple[int, ...]) -> list[Choice]:
@@ -93,26 +90,26 @@ def each(function: Any, shapes: list[Shape], budgets: tuple[int, ...]) -> list[C
 
 def high(g: Generator) -> Call:
     """A rank above half of the side, as large matrices have it where AdamW just does not fit."""
-    shape = (some(g, 200, 210), some(g, 210, 220))
-    return call([shape], state(shape, some(g, 130, 134), 4) + some(g, 1, 60))
+    shape = (integer(g, 200, 210), integer(g, 210, 220))
+    return call([shape], state(shape, integer(g, 130, 134), 4) + integer(g, 1, 60))
 
 
 def thin(g: Generator) -> Call:
     """Matrices of LoRA's shape, whose smaller side is below the rank of the others."""
     shapes: list[Shape] = [
-        (2, some(g, 60, 70)),
-        (some(g, 60, 70), 3),
-        (40, some(g, 22, 26)),
+        (2, integer(g, 60, 70)),
+        (integer(g, 60, 70), 3),
+        (40, integer(g, 22, 26)),
         (1, 50),
         (40, 1),
     ]
-    return call(shapes, total(shapes, some(g, 5, 8), 4) + some(g, 1, 60))
+    return call(shapes, total(shapes, integer(g, 5, 8), 4) + integer(g, 1, 60))
 
 
 def nothing(g: Generator) -> Call:
     """A byte is missing for rank 1; the vectors alone do not fit; there is nothing."""
     shapes = layers(g)
-    return call(shapes, (total(shapes, 1, 4) - 1, some(g, 9, 90), 0))
+    return call(shapes, (total(shapes, 1, 4) - 1, integer(g, 9, 90), 0))
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -216,15 +213,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="measure_rank",
-    function="choose_rank",
-    page="7_optimizers/2_galore",
-    minutes=20,
+    name="measure_rank", function="choose_rank", page="7_optimizers/2_galore", minutes=20,
     difficulty=2,
     outcome="Decide from a budget of bytes between AdamW and GaLore, and choose the rank.",
-    after=("galore_project",),
-    reference=choose_rank,
-    cases=CASES,
+    after=("galore_project",), reference=choose_rank, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write a function that gives the bytes of the state for one rank. The decision comes last.",
         "Sort the two sides of a matrix: what has the smaller side in its shape, and what has the "
@@ -232,5 +224,4 @@ EXERCISE = Exercise(
         "A state never shrinks when the rank grows. From which end do you try ranks, and where do "
         "you stop?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

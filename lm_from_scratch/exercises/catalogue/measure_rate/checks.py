@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers
 
 FAR = 1e4  # times as far as at the start
 
@@ -208,14 +209,9 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="measure_rate",
-    function="diverges",
-    page="7_optimizers/1_adamw",
-    minutes=20,
-    difficulty=3,
+    name="measure_rate", function="diverges", page="7_optimizers/1_adamw", minutes=20, difficulty=3,
     outcome="Say before a run, or by a short one, which learning rates diverge.",
-    reference=diverges,
-    cases=CASES,
+    reference=diverges, cases=CASES, wrong=planted(WRONG),
     hints=(
         "One direction first: x is multiplied by the same factor in every step. When is that "
         "factor larger than 1 in size?",
@@ -224,5 +220,4 @@ EXERCISE = Exercise(
         "With momentum try numbers: take h = 1, let the rate grow, and note where it breaks for "
         "momentum 0, 0.5 and 0.9. The three limits lie on a line.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.models.qwen2 import Attention, Qwen2Config, Qwen2ForCausalLM
 
 
@@ -44,21 +45,17 @@ def multiplications(prompt: int, new: int, **sizes: int) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def some(g: Generator, low: int, high: int) -> int:
-    return int(integers(g, low, high, 1))
-
-
 def model(g: Generator, **fixed: int) -> dict[str, int]:
-    groups = some(g, 2, 4)
-    kv_heads = some(g, 2, 4)
+    groups = integer(g, 2, 4)
+    kv_heads = integer(g, 2, 4)
     sizes = dict(
-        layers=some(g, 3, 5),
-        width=some(g, 9, 20),
+        layers=integer(g, 3, 5),
+        width=integer(g, 9, 20),
         heads=groups * kv_heads,
         kv_heads=kv_heads,
-        head_dim=2 * some(g, 2, 6),
-        mlp=some(g, 21, 40),
-        vocab=some(g, 50, 90),
+        head_dim=2 * integer(g, 2, 6),
+        mlp=integer(g, 21, 40),
+        vocab=integer(g, 50, 90),
     )
     return sizes | fixed
 
@@ -66,7 +63,7 @@ def model(g: Generator, **fixed: int) -> dict[str, int]:
 def one_token(g: Generator) -> Call:
     """The first token: both are the same pass over the prompt."""
     sizes = model(g, layers=1)
-    return call(some(g, 3, 9), 1, **sizes | {"kv_heads": sizes["heads"]})
+    return call(integer(g, 3, 9), 1, **sizes | {"kv_heads": sizes["heads"]})
 
 
 def short(g: Generator) -> Call:
@@ -133,32 +130,28 @@ CASES = (
     Case(ONE, one_token,
          "the first token comes from one pass over the prompt, with a cache or without", points=2,
          teaching="one pass, before any cache"),
-    Case(GROUPED, lambda g: call(some(g, 3, 9), 1, **model(g)),
+    Case(GROUPED, lambda g: call(integer(g, 3, 9), 1, **model(g)),
          "keys and values have heads of their own; every layer has all parts",
          teaching="heads and layers, in one pass"),
-    Case(SEVERAL, lambda g: call(some(g, 3, 9), some(g, 3, 6), **model(g)),
+    Case(SEVERAL, lambda g: call(integer(g, 3, 9), integer(g, 3, 6), **model(g)),
          "pass by pass: how many tokens are read, and how many keys do they see?", points=3,
          teaching="the question itself, at sizes like those of the lesson"),
     Case(SHORT, short, "a prompt of one token is read once, and the head is used once in a pass",
          teaching="numbers small enough to follow by hand"),
-    Case(LONG, lambda g: call(some(g, 90, 120), 2, **model(g, width=2, mlp=3, layers=1, vocab=5)),
+    Case(LONG,
+         lambda g: call(integer(g, 90, 120), 2, **model(g, width=2, mlp=3, layers=1, vocab=5)),
          "the longer the text, the more of the work is in pairs of tokens",
          teaching="where attention costs more than the matrices"),
-    Case(NONE, lambda g: call(some(g, 3, 9), 0, **model(g)),
+    Case(NONE, lambda g: call(integer(g, 3, 9), 0, **model(g)),
          "nothing is written, so nothing is read"),
 )  # fmt: skip
 
 
 EXERCISE = Exercise(
-    name="measure_saving",
-    function="multiplications",
-    page="5_caching/1_why_cache",
-    minutes=20,
+    name="measure_saving", function="multiplications", page="5_caching/1_why_cache", minutes=20,
     difficulty=2,
     outcome="Predict how much work a cache saves, for any model, and see the prediction counted.",
-    after=("growing_cache",),
-    reference=multiplications,
-    cases=CASES,
+    after=("growing_cache",), reference=multiplications, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write one function for a pass: T tokens that see S keys. Which of its parts depend on S?",
         "Both ways of writing are a sum of such passes. Note T and S of the first three passes, "
@@ -166,5 +159,4 @@ EXERCISE = Exercise(
         "With a cache only the first pass has more than one token; the number of keys grows in "
         "both. The token that is written last is in no pass.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

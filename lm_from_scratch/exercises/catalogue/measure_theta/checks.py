@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.layers.rope import inverse_frequencies, rotation
 
 Choice = tuple[int, float | None]
@@ -39,10 +40,6 @@ def safe_theta(
     return int(slow.sum()), min(safe, default=None)
 
 
-def some(g: Generator, low: int, high: int) -> int:
-    return int(integers(g, low, high, 1))
-
-
 def clear(theta: float, head_dim: int, trained: int) -> int:
     """The next length at which no pair is within 1 % of a whole turn."""
     while bool(((way(theta, head_dim, trained) / (2 * math.pi) - 1).abs() < 0.015).any()):
@@ -65,9 +62,9 @@ def mixed(g: Generator, *thetas: float) -> list[float]:
 def usual(g: Generator) -> Call:
     """The first slow pair decides. Between it and the last there is a theta as well. The first of
     the list is safe, and not the smallest."""
-    D = 2 * some(g, 8, 12)
-    trained = clear(10000.0, D, some(g, 90, 130))
-    length = trained * some(g, 3, 5)
+    D = 2 * integer(g, 8, 12)
+    trained = clear(10000.0, D, integer(g, 90, 130))
+    length = trained * integer(g, 3, 5)
     first, *_, last = needed(10000.0, D, trained, length)
     between = (last * 10000.0 * (length - 1) / (trained - 1)) ** 0.5
     others = mixed(g, 10000.0, between, last * 1.2, (first * last) ** 0.5, first * 1.3)
@@ -76,8 +73,8 @@ def usual(g: Generator) -> Call:
 
 def given(g: Generator) -> Call:
     """Another theta in training."""
-    D, theta = 2 * some(g, 8, 12), 1000.0 * some(g, 300, 600)
-    trained = clear(theta, D, some(g, 150, 300))
+    D, theta = 2 * integer(g, 8, 12), 1000.0 * integer(g, 300, 600)
+    trained = clear(theta, D, integer(g, 150, 300))
     length = trained * 2
     first, *_, last = needed(theta, D, trained, length)
     return call(
@@ -88,9 +85,9 @@ def given(g: Generator) -> Call:
 
 def short(g: Generator) -> Call:
     """So few tokens that one more or less decides."""
-    D, theta = 2 * some(g, 8, 12), 100.0
-    trained = clear(theta, D, some(g, 11, 15))
-    length = 2 * trained - 1 + some(g, 0, 3)
+    D, theta = 2 * integer(g, 8, 12), 100.0
+    trained = clear(theta, D, integer(g, 11, 15))
+    length = 2 * trained - 1 + integer(g, 0, 3)
     first, *others = needed(theta, D, trained, length)
     part = D / (D - 2 * len(others) - 2)  # a change of theta to this power changes the angle
     near = [theta, first * 0.98**part, first * 1.02**part, first * 3]
@@ -99,8 +96,8 @@ def short(g: Generator) -> Call:
 
 def shorter(g: Generator) -> Call:
     """A shorter text: the theta may be smaller than in training. The last pair decides."""
-    D = 2 * some(g, 8, 12)
-    trained = clear(10000.0, D, some(g, 300, 400))
+    D = 2 * integer(g, 8, 12)
+    trained = clear(10000.0, D, integer(g, 300, 400))
     length = trained // 3
     last = needed(10000.0, D, trained, length)[-1]
     smaller = mixed(g, 10000.0, last * 0.7, last * 1.2, last / 20)
@@ -113,8 +110,8 @@ def each(function: Callable[..., Choice], *calls: tuple[Any, ...]) -> list[Choic
 
 
 def none(g: Generator) -> Call:
-    D = 2 * some(g, 8, 12)
-    trained = clear(10000.0, D, some(g, 90, 130))
+    D = 2 * integer(g, 8, 12)
+    trained = clear(10000.0, D, integer(g, 90, 130))
     length = 3 * trained
     first = needed(10000.0, D, trained, length)[0]
     return call(mixed(g, 10000.0, first * 0.8, first * 0.5), D, trained, length)
@@ -123,14 +120,14 @@ def none(g: Generator) -> Call:
 def first_pair(g: Generator) -> Call:
     """Seven tokens: pair 0 has turned by 6 radians, and no theta changes its speed. It is no
     trouble in a shorter text."""
-    D = 2 * some(g, 4, 9)
-    return call((mixed(g, 1e4, 1e9, 1e15), D, 7, some(g, 9, 25)), (mixed(g, 1e4, 9e4), D, 7, 4))
+    D = 2 * integer(g, 4, 9)
+    return call((mixed(g, 1e4, 1e9, 1e15), D, 7, integer(g, 9, 25)), (mixed(g, 1e4, 9e4), D, 7, 4))
 
 
 def all_round(g: Generator) -> Call:
     """A small theta and long texts: every pair is known all round."""
-    theta = float(some(g, 20, 40))
-    return call(mixed(g, theta, 3.0, 500.0), 8, some(g, 400, 500), 2000, theta)
+    theta = float(integer(g, 20, 40))
+    return call(mixed(g, theta, 3.0, 500.0), 8, integer(g, 400, 500), 2000, theta)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -215,15 +212,9 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="measure_theta",
-    function="safe_theta",
-    page="2_qwen2/2_rope",
-    minutes=25,
-    difficulty=2,
+    name="measure_theta", function="safe_theta", page="2_qwen2/2_rope", minutes=25, difficulty=2,
     outcome="Decide which theta lets a model with RoPE read longer texts, and which pair decides.",
-    after=("rope",),
-    reference=safe_theta,
-    cases=CASES,
+    after=("rope",), reference=safe_theta, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Make a list of the angles that the pairs reach in training. Which of them are below a "
         "whole turn?",
@@ -232,5 +223,4 @@ EXERCISE = Exercise(
         "Try it for every theta of the list and keep those that pass. Which pair stops most of "
         "them, and what if none passes?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Generator
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.text.tokenizer import learn_merges
 from lm_from_scratch.text.tokenizer import merge_pair as package_merge_pair
 
@@ -55,74 +56,70 @@ def some_ids(g: Generator, n: int) -> list[int]:
 
 def fresh(g: Generator) -> int:
     """An id that is neither in use nor the next one."""
-    return int(integers(g, 310, 400))
-
-
-def one(g: Generator, low: int, high: int) -> int:
-    return int(integers(g, low, high))
+    return integer(g, 310, 400)
 
 
 def plain(g: Generator) -> Call:
     a, b, c, d, e = some_ids(g, 5)
     words = [[c, a, b, d], [e], [a, b, e], [d, e, c]]
-    return call(words, [one(g, 6, 10), 1, one(g, 2, 5), one(g, 1, 4)], fresh(g))
+    return call(words, [integer(g, 6, 10), 1, integer(g, 2, 5), integer(g, 1, 4)], fresh(g))
 
 
 def frequent_word(g: Generator) -> Call:
     """The most frequent pair is in one word that is listed twice; another is in more words."""
     a, b, c, d, e, f = some_ids(g, 6)
-    n = one(g, 4, 9)
+    n = integer(g, 4, 9)
     words = [[a, b], [c, d], [e, f], [d, c, d], [a, b], [c, d, e]]
     return call(words, [n, 1, 2 * n - 2, 1, n, 1], fresh(g))
 
 
 def twice_in_a_word(g: Generator) -> Call:
     a, b, c, d, e = some_ids(g, 5)
-    n = one(g, 3, 8)
+    n = integer(g, 3, 8)
     return call([[a, b, a, b, c, a, b], [d, e]], [n, 2 * n + 1], fresh(g))
 
 
 def three_equal(g: Generator) -> Call:
     a, b, c = some_ids(g, 3)
     words = [[a, a, a], [b, a, a, a, c], [a, a, a, a, a], [c, a, a, a, a]]
-    return call(words, [one(g, 1, 5) for _ in words], fresh(g))
+    return call(words, [integer(g, 1, 5) for _ in words], fresh(g))
 
 
 def overlap(g: Generator) -> Call:
     a, b, c = some_ids(g, 3)
-    n = one(g, 3, 8)
+    n = integer(g, 3, 8)
     return call([[b, c], [a, a, a, a]], [3 * n - 1, n], fresh(g))
 
 
 def tie(g: Generator) -> Call:
     """Ids of two and three digits: as texts they stand in another order."""
-    a, b, c, d = one(g, 10, 20), one(g, 20, 60), one(g, 60, 100), one(g, 100, 200)
+    a, b, c, d = integer(g, 10, 20), integer(g, 20, 60), integer(g, 60, 100), integer(g, 100, 200)
     words = [[c, d], [b, d], [c, a], [b, c], [d, c], [d, a], [c, b]]
-    return call(words, [one(g, 1, 6)] * 7, fresh(g))
+    return call(words, [integer(g, 1, 6)] * 7, fresh(g))
 
 
 def both_directions(g: Generator) -> Call:
     a, b, c, d, e = some_ids(g, 5)
-    n = one(g, 4, 9)
+    n = integer(g, 4, 9)
     return call([[a, b], [b, a], [c, d], [e, c, d], [e, d, c]], [n, n - 1, n, 1, 1], fresh(g))
 
 
 def borders(g: Generator) -> Call:
     a, b, c, d, e, x, y = some_ids(g, 7)
-    n = one(g, 3, 8)
+    n = integer(g, 3, 8)
     return call([[x, a, y], [x, b, y], [x, c, y], [y, d], [e, y, d]], [n, n, n, n - 1, 2], fresh(g))
 
 
 def digits(g: Generator) -> Call:
     """As text, the pair 12 3 also stands in 112 3 and in 12 34."""
-    a, b, n = one(g, 1, 10), one(g, 1, 10), one(g, 3, 8)
-    near = [[10 * one(g, 1, 10) + a, b], [a, 10 * b + one(g, 0, 10)]]
+    a, b, n = integer(g, 1, 10), integer(g, 1, 10), integer(g, 3, 8)
+    near = [[10 * integer(g, 1, 10) + a, b], [a, 10 * b + integer(g, 0, 10)]]
     return call([[a, b], [*near[0], a, b], near[0], near[1]], [n, 2, 1, 1], fresh(g))
 
 
 def nothing_left(g: Generator) -> Call:
     a, b, c = some_ids(g, 3)
-    return call([[a], [b], [c]], [4, one(g, 1, 9), 2], fresh(g))
+    return call([[a], [b], [c]], [4, integer(g, 1, 9), 2], fresh(g))
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -336,15 +333,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="merge_pair",
-    function="merge_step",
-    page="1_gpt2/1_tokens",
-    minutes=20,
-    difficulty=1,
+    name="merge_pair", function="merge_step", page="1_gpt2/1_tokens", minutes=20, difficulty=1,
     outcome="Write one step of byte-pair encoding so that its counts, its ties and its "
-    "replacements are those of the library.",
-    reference=merge_step,
-    cases=CASES,
+            "replacements are those of the library.",
+    reference=merge_step, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Two passes over the words: one counts, one replaces. A `Counter` holds the counts.",
         "`pairwise(word)` yields the pairs of a word. `min` with the key "
@@ -352,5 +344,4 @@ EXERCISE = Exercise(
         "An index that you move yourself can take one step or two. After a pair that was "
         "replaced, which token is looked at next? Try `aaa` with the pair (a, a) by hand.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.swap import swap_on_conversion
 
@@ -301,16 +302,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="module_load",
-    function="Int8Tensor",
-    page="8_quantized_weights/5_loading",
-    minutes=30,
+    name="module_load", function="Int8Tensor", page="8_quantized_weights/5_loading", minutes=30,
     difficulty=3,
     outcome="Write the handler that load_state_dict calls for a tensor subclass so that class, "
-    "dtype and memory are right in every combination.",
-    reference=Int8Weight,
-    after=("int8_weight",),
-    cases=CASES,
+            "dtype and memory are right in every combination.",
+    reference=Int8Weight, after=("int8_weight",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Read the table row by row: three pairs of classes, two values of `assign`. In which of "
         "the six is nothing copied at all?",
@@ -320,5 +316,4 @@ EXERCISE = Exercise(
         "whose dtype the result has, and whether a later change of the checkpoint may reach "
         "it.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

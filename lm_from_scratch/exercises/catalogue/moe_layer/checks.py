@@ -4,15 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    normal,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 from lm_from_scratch.layers.experts import expert_sum, softmax_routing
 from lm_from_scratch.layers.gated_mlp import PRODUCTS
 
@@ -141,7 +134,6 @@ ALL, UNUSED, HUGE = "all of three", "experts that nobody chooses", "scores of hu
 ONE, STRIDES = "one token", "inputs in another order in memory"
 PROBABILITIES = "(x @ router.T).softmax(1)"
 TOP = "weights, experts = probabilities.topk(k)"
-MLP = "(F.silu(gate) * up) @ down[e].T"
 CUT = "(x[token] @ gate_up[e].T).chunk(2, 1)"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
@@ -230,15 +222,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="moe_layer",
-    function="moe_layer",
-    page="9_since_qwen2/2_mixture_of_experts",
-    minutes=30,
+    name="moe_layer", function="moe_layer", page="9_since_qwen2/2_mixture_of_experts", minutes=30,
     difficulty=2,
     outcome="Write a layer of experts that computes no more than what its router has chosen.",
-    reference=reference,
-    after=("swiglu",),
-    cases=CASES,
+    reference=reference, after=("swiglu",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write it for one token first: its scores, its k experts, a sum of k terms.",
         "Turn the loops round: for each expert, `(experts == e).nonzero(as_tuple=True)` has the "
@@ -247,5 +234,4 @@ EXERCISE = Exercise(
         "rows are few; a function of torch adds rows to chosen rows of another tensor. What if "
         "an expert has no token?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -3,7 +3,8 @@
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers
 from lm_from_scratch.text import targets
 
 
@@ -35,17 +36,17 @@ def next_token(g: Generator) -> Call:
 
 
 def packed(g: Generator) -> Call:
-    cut = int(integers(g, 3, 6, 1))
+    cut = integer(g, 3, 6)
     return given(g, [row(cut, 10 - cut), row(4, 3, 3)], 3)
 
 
 def on_the_right(g: Generator) -> Call:
-    pads = int(integers(g, 2, 5, 1))
+    pads = integer(g, 2, 5)
     return given(g, [row(9 - pads, -pads), row(9)], 3)
 
 
 def on_the_left(g: Generator) -> Call:
-    pads = int(integers(g, 2, 5, 1))
+    pads = integer(g, 2, 5)
     return given(g, [row(-pads, 9 - pads), row(-9)], 3)
 
 
@@ -143,14 +144,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="mtp_targets",
-    function="mtp_targets",
-    page="9_since_qwen2/8_multi_token_prediction",
-    minutes=20,
-    difficulty=2,
+    name="mtp_targets", function="mtp_targets", page="9_since_qwen2/8_multi_token_prediction",
+    minutes=20, difficulty=2,
     outcome="Say what each depth of a model must predict, in packed and padded rows.",
-    reference=reference,
-    cases=CASES,
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write the row `a b c` on paper, and below it what depth 0 and depth 1 must say at each "
         "column.",
@@ -159,5 +156,4 @@ EXERCISE = Exercise(
         "In one document positions differ by exactly as much as columns do. Is that enough to know "
         "a document by? Padding is -1 at every column, and its neighbour may be a position 0.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted, strided
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import strided
 from lm_from_scratch.optim.muon import orthogonalize, scale_of
 
 
@@ -189,15 +190,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="newton_schulz",
-    function="newton_schulz",
-    page="7_optimizers/6_muon",
-    minutes=20,
+    name="newton_schulz", function="newton_schulz", page="7_optimizers/6_muon", minutes=20,
     difficulty=2,
     outcome="Make the singular values of a matrix nearly equal with a few products, on its small "
-    "side.",
-    reference=reference,
-    cases=CASES,
+            "side.",
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Try one number first: what does a σ + b σ³ + c σ⁵ make of 0.01, five times? And of 1?",
         "X Xᵀ X is (X Xᵀ) X: one product A = X Xᵀ serves both powers. Which of X Xᵀ and Xᵀ X is "
@@ -206,5 +203,4 @@ EXERCISE = Exercise(
         "from being 0? The factor for the shape comes after the last round, and the matrix "
         "must come back as it was lying.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_from_scratch.attention.online_softmax import attend_in_tiles
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers, normal
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, tile: int) -> Tensor:
@@ -48,14 +49,14 @@ def rise_and_fall(g: Generator) -> Call:
 def first_hidden(g: Generator) -> Call:
     """Left padding that fills a tile, and more."""
     q, k, v, visible, tile = inputs(g, 5, 12, 4).args
-    visible[:, : int(integers(g, 4, 7, 1))] = False
+    visible[:, : integer(g, 4, 7)] = False
     visible[2, :8] = False  # two tiles
     return call(q, k, v, visible, tile)
 
 
 def no_key(g: Generator) -> Call:
     q, k, v, visible, tile = inputs(g, 4, 7, 3).args
-    visible[int(integers(g, 0, 4, 1))] = False
+    visible[integer(g, 0, 4)] = False
     return call(q, k, v, visible, tile)
 
 
@@ -248,16 +249,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="online_softmax",
-    function="tiled_attention",
-    page="3_attention/1_attention",
-    minutes=35,
+    name="online_softmax", function="tiled_attention", page="3_attention/1_attention", minutes=35,
     difficulty=3,
     outcome="Write attention over tiles of keys so that every running sum stays right when the "
-    "maximum changes, and when a tile is hidden.",
-    reference=reference,
-    after=("attention",),
-    cases=CASES,
+            "maximum changes, and when a tile is hidden.",
+    reference=reference, after=("attention",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write it for one tile first. Which of your three numbers for each query are relative to "
         "the old maximum when the second tile comes?",
@@ -268,5 +264,4 @@ EXERCISE = Exercise(
         "row that has seen no key has l = 0: what may you divide by there, so that no other "
         "row changes?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

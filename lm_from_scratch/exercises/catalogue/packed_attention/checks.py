@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention.varlen import varlen_attention
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, refusal
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, refusal
 
 
 def cumulative(lengths: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -121,7 +122,6 @@ def spans(
 # ------------------------------------------------------------------------------- wrong answers
 
 SOFTMAX = "scores.masked_fill(~visible, -torch.inf).softmax(-1)"
-BOUNDS_Q = "bounds_q, bounds_k = cu_seq_q.tolist(), cu_seq_k.tolist()"
 K = "k.repeat_interleave(H // k.shape[1], dim=1)"
 V = "v.repeat_interleave(H // v.shape[1], dim=1)"
 
@@ -280,16 +280,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="packed_attention",
-    function="packed_attention",
-    page="3_attention/3_flex_and_packing",
-    minutes=30,
-    difficulty=2,
+    name="packed_attention", function="packed_attention", page="3_attention/3_flex_and_packing",
+    minutes=30, difficulty=2,
     outcome="Write causal attention over packed sequences so that each gives what it gives alone, "
-    "also when its earlier tokens come from a cache.",
-    reference=varlen_attention,
-    after=("attention",),
-    cases=CASES,
+            "also when its earlier tokens come from a cache.",
+    reference=varlen_attention, after=("attention",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Write attention for one sequence first. How many keys does its first query see, if 2 of 6 "
         "tokens are new?",
@@ -300,5 +295,4 @@ EXERCISE = Exercise(
         "at the start: by how much is it moved? What is the result of a batch without any "
         "document?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -3,15 +3,8 @@
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, integers, normal
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
 
 
@@ -27,7 +20,7 @@ def half(g: Generator) -> Call:
 
 def odd_share(g: Generator) -> Call:
     """0.38 of 12 features are 4.56, and 0.48 of 14 are 6.72: both are nearer to the next number."""
-    D, share = [(12, 0.38), (14, 0.48)][int(integers(g, 0, 2, 1))]
+    D, share = [(12, 0.38), (14, 0.48)][integer(g, 0, 2)]
     return call(normal(g, 2, 3, 5, D), integers(g, 3, 60, 1, 5).repeat(2, 1), share)
 
 
@@ -185,15 +178,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="partial_rope",
-    function="partial_rope",
-    page="9_since_qwen2/5_positions_today",
-    minutes=20,
-    difficulty=1,
+    name="partial_rope", function="partial_rope", page="9_since_qwen2/5_positions_today",
+    minutes=20, difficulty=1,
     outcome="Turn a part of each head by the angles of a head of that size.",
-    reference=reference,
-    after=("rope",),
-    cases=CASES,
+    reference=reference, after=("rope",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Cut each head at R first. What would you write for the first part alone?",
         "The first part is a head of R features: its pairs stand R/2 apart, and R divides the "
@@ -202,5 +190,4 @@ EXERCISE = Exercise(
         "head of that width, and put both together again. What is D in the formula for the "
         "speeds now?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -6,17 +6,8 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention.visibility import PADDING
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-    refusal,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal, refusal, strided
 from lm_from_scratch.models.heads import last_token
 
 
@@ -221,15 +212,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="pooling",
-    function="last_state",
-    page="4_classification/1_sequences",
-    minutes=15,
+    name="pooling", function="last_state", page="4_classification/1_sequences", minutes=15,
     difficulty=1,
     outcome="Write the pooling of a causal classifier so that it finds the last real token "
-    "wherever the padding stands.",
-    reference=last_state,
-    cases=CASES,
+            "wherever the padding stands.",
+    reference=last_state, cases=CASES, wrong=planted(WRONG),
     hints=(
         "You need one number for each row: a column. Write the mask of real tokens of a row and "
         "the numbers of its columns below each other.",
@@ -238,5 +225,4 @@ EXERCISE = Exercise(
         "padding replaced by something smaller, have a maximum. Then one index for rows and "
         "one for columns, side by side.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 from lm_from_scratch.attention.attention import attention_weights
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.slots import SlidingCache
-from lm_from_scratch.exercises.exercise import Case, Exercise, call, normal, planted
+from lm_from_scratch.exercises.exercise import Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal
 
 Text = tuple[Tensor, Tensor, Tensor]  # queries, keys and values of all tokens
 Make = Callable[..., Any]  # what the student writes
@@ -284,16 +285,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="ring_cache",
-    function="RingPairs",
-    page="5_caching/2_kinds_of_cache",
-    minutes=35,
+    name="ring_cache", function="RingPairs", page="5_caching/2_kinds_of_cache", minutes=35,
     difficulty=3,
     outcome="Write the cache of a sliding window as a ring of W slots, so that pieces of any "
-    "length find the keys of their windows.",
-    after=("visibility", "growing_cache"),
-    reference=Reference,
-    cases=CASES,
+            "length find the keys of their windows.",
+    after=("visibility", "growing_cache"), reference=Reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Draw W = 4 slots and feed tokens 0 to 5 one by one, then 6, 7, 8 at once. Which keys does "
         "token 6 need, and where are they after token 8 was written?",
@@ -302,5 +298,4 @@ EXERCISE = Exercise(
         "Join first, then write. A piece longer than W has several tokens for one slot: write only "
         "those that stay. An index of slots puts them all there at once, also round the end.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 from lm_from_scratch.layers.norm import rms_norm
 
 
@@ -127,19 +128,13 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="rms_norm",
-    function="rms_norm",
-    page="2_qwen2/1_rms_norm",
-    minutes=15,
-    difficulty=1,
+    name="rms_norm", function="rms_norm", page="2_qwen2/1_rms_norm", minutes=15, difficulty=1,
     outcome="Write RMSNorm so that it also holds for half precision and for inputs near zero.",
-    reference=rms_norm,
-    cases=CASES,
+    reference=rms_norm, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Three steps: the mean of the squares, one division, one product. Which axis stays?",
         "`x.pow(2).mean(-1, keepdim=True)` has shape (..., 1) and is divided out by broadcasting.",
         "Two roundings are yours to place: into float32 before the squares, unless x is float64, "
         "and back to the dtype of x. Does the weight come before the second or after it?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -5,15 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_rope
 
 
@@ -192,14 +185,9 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="rope",
-    function="rope",
-    page="2_qwen2/2_rope",
-    minutes=25,
-    difficulty=2,
+    name="rope", function="rope", page="2_qwen2/2_rope", minutes=25, difficulty=2,
     outcome="Write the rotation of RoPE so that it holds for any positions and for half precision.",
-    reference=rope,
-    cases=CASES,
+    reference=rope, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Four steps: a speed for each pair, an angle for each token and pair, cosines and sines, "
         "two products for each half. Which shapes must the angles have to meet (B, H, T, D/2)?",
@@ -209,5 +197,4 @@ EXERCISE = Exercise(
         "at the top, float32 or, for a float64 x, float64; make speeds, angles and both halves in "
         "it, join the turned halves, and round once, at the end.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -7,16 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-    refusal,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal, refusal
 from lm_from_scratch.layers.rope import (
     apply_rope_interleaved,
     inverse_frequencies,
@@ -164,16 +156,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="rope_layouts",
-    function="interleave",
-    page="2_qwen2/2_rope",
-    minutes=20,
-    difficulty=2,
-    outcome="Convert the projections of a checkpoint so that another layout of RoPE gives the same "
-    "scores.",
-    after=("rope",),
-    reference=to_interleaved,
-    cases=CASES,
+    name="rope_layouts", function="interleave", page="2_qwen2/2_rope", minutes=20, difficulty=2,
+    outcome="Convert the projections of a checkpoint so that another layout of RoPE gives the "
+            "same scores.",
+    after=("rope",), reference=to_interleaved, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Cut the rows into heads, each head into two halves, each half into D/2 rows. Which two of "
         "these axes change places?",
@@ -184,5 +170,4 @@ EXERCISE = Exercise(
         "them. Only the last two change places. What must be checked before rows can be cut "
         "so?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -158,15 +158,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="rotate_moments",
-    function="rotate_moments",
-    page="7_optimizers/2_galore",
-    minutes=25,
+    name="rotate_moments", function="rotate_moments", page="7_optimizers/2_galore", minutes=25,
     difficulty=3,
     outcome="Write the change of basis of Adam's moments so that both keep their meaning.",
-    after=("galore_project",),
-    reference=rotate_moments,
-    cases=CASES,
+    after=("galore_project",), reference=rotate_moments, cases=CASES, wrong=planted(WRONG),
     hints=(
         "What matrix do the old coordinates stand for? Write it with the old basis, then take its "
         "coordinates in the new one. Which small matrix remains between the two bases?",
@@ -175,5 +170,4 @@ EXERCISE = Exercise(
         "Divide by the corrections first, and multiply by them last. In between: the variance, "
         "nowhere below 0, its turn by squared numbers, and the square of which mean?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

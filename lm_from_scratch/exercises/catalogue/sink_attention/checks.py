@@ -5,15 +5,8 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.attention.sinks import formula_sink_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    normal,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None = None) -> Tensor:
@@ -179,15 +172,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="sink_attention",
-    function="sink_attention",
-    page="9_since_qwen2/4_sinks_and_gates",
-    minutes=25,
-    difficulty=2,
+    name="sink_attention", function="sink_attention", page="9_since_qwen2/4_sinks_and_gates",
+    minutes=25, difficulty=2,
     outcome="Give a softmax somewhere to put the weight that no key deserves.",
-    reference=reference,
-    after=("attention",),
-    cases=CASES,
+    reference=reference, after=("attention",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "The sum below the line has one term more. What would a softmax have to see for that?",
         "Put the sink beside the scores as one more column, (B, H, T, S + 1), after the mask.",
@@ -195,5 +183,4 @@ EXERCISE = Exercise(
         "its share in the softmax; which column must be gone before the weights meet the "
         "values?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, normal, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers, normal
 from lm_from_scratch.exercises.launch import POISON, AsKernel, check_kernel, launch
 
 INF = float("inf")
@@ -192,17 +193,12 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="softmax_kernel",
-    function="softmax_kernel",
-    page="gpu/2_softmax",
-    minutes=35,
+    name="softmax_kernel", function="softmax_kernel", page="gpu/2_softmax", minutes=35,
     difficulty=2,
     outcome="Write a Triton kernel that reduces each row in one program so that masked lanes, "
-    "strides and large numbers do no harm.",
-    reference=REFERENCE,
-    needs="triton",
-    after=("online_softmax",),
-    cases=CASES,
+            "strides and large numbers do no harm.",
+    reference=REFERENCE, needs="triton", after=("online_softmax",), cases=CASES,
+    wrong=planted(WRONG),
     hints=(
         "`tl.program_id(0)` is the row, `tl.arange(0, BLOCK)` the columns. A pointer plus both, "
         "with the row times its stride, is a block of addresses.",
@@ -212,5 +208,4 @@ EXERCISE = Exercise(
         "row. The store needs the mask as well, and an address built from the strides of "
         "`out`, which need not be those of x.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integers
 from lm_from_scratch.generation.speculative import accept
 
 Result = tuple[Tensor, Tensor]
@@ -239,16 +240,11 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="speculative",
-    function="accept_drafts",
-    page="6_generation/2_speculative_decoding",
-    minutes=40,
-    difficulty=3,
+    name="speculative", function="accept_drafts", page="6_generation/2_speculative_decoding",
+    minutes=40, difficulty=3,
     outcome="Write the acceptance rule of speculative decoding for a batch, so that every token "
-    "has exactly the model's distribution.",
-    reference=accept_drafts,
-    after=("top_p",),
-    cases=CASES,
+            "has exactly the model's distribution.",
+    reference=accept_drafts, after=("top_p",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Three steps: judge all drafts at once, count up to the first rejection, draw one token at "
         "that place. Which distribution belongs to the place in each case?",
@@ -257,5 +253,4 @@ EXERCISE = Exercise(
         "Where there is no draft, nothing is to be subtracted: with q = 0, max(0, p - q) is p. So "
         "one formula can serve a rejection, full acceptance and a short row.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

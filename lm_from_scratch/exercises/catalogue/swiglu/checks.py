@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, normal, planted, strided
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import normal, strided
 from lm_from_scratch.layers.gated_mlp import swiglu
 
 
@@ -138,14 +139,9 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="swiglu",
-    function="gated_mlp",
-    page="2_qwen2/3_swiglu",
-    minutes=15,
-    difficulty=1,
+    name="swiglu", function="gated_mlp", page="2_qwen2/3_swiglu", minutes=15, difficulty=1,
     outcome="Write the gated MLP from three weights, so that gate and up are not confused.",
-    reference=gated_mlp,
-    cases=CASES,
+    reference=gated_mlp, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Draw the shapes: (..., C) to (..., I), twice; one product; (..., I) to (..., C).",
         "`x @ gate.T` is what `nn.Linear` computes, also `F.linear(x, gate)`.",
@@ -153,5 +149,4 @@ EXERCISE = Exercise(
         "matrix is stored as (out, in), so which of them has to be transposed? Only one of the "
         "two branches goes through SiLU.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

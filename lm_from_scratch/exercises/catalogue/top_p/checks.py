@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    normal,
-    planted,
-    strided,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, normal, strided
 from lm_from_scratch.generation.sampling import Sampler
 
 
@@ -69,7 +61,7 @@ def spread(g: Generator, B: int, V: int) -> Tensor:
 def nucleus(g: Generator) -> Call:
     """A ladder that is rotated: its most likely token is neither first nor last."""
     ladder = torch.linspace(2, -2, 9) + 0.02 * torch.rand(1, 9, generator=g)
-    return call(ladder.roll(int(integers(g, 2, 8)), dims=1), top_p=0.8)
+    return call(ladder.roll(integer(g, 2, 8), dims=1), top_p=0.8)
 
 
 def sharp_and_flat(g: Generator) -> Call:
@@ -257,15 +249,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="top_p",
-    function="cut_tail",
-    page="1_gpt2/5_sampling",
-    minutes=25,
-    difficulty=2,
+    name="top_p", function="cut_tail", page="1_gpt2/5_sampling", minutes=25, difficulty=2,
     outcome="Write top-k and top-p so that they hold at the border, with ties, with forbidden "
-    "tokens and in half precision.",
-    reference=cut_tail,
-    cases=CASES,
+            "tokens and in half precision.",
+    reference=cut_tail, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Top-k needs one number for each row. Top-p needs the tokens in order: sort, then sum up.",
         "Of the sorted probabilities, `cumsum - probability` is the sum *before* each token. It is "
@@ -273,5 +260,4 @@ EXERCISE = Exercise(
         "`sort` also returns `order`, the place of each sorted token. `scatter` writes along it, "
         "so it takes a mask from sorted order back to the tokens' own places.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

@@ -7,15 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.exercises.exercise import (
-    Call,
-    Case,
-    Exercise,
-    call,
-    integers,
-    planted,
-    refusal,
-)
+from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer, refusal
 
 
 def reference(
@@ -31,13 +24,13 @@ def reference(
 
 
 def sequence(g: Generator) -> Call:
-    length = int(integers(g, 4, 7, 1))
+    length = integer(g, 4, 7)
     places = torch.arange(length)[None].repeat(2, 1)
     return call(places, places.clone())
 
 
 def chunk(g: Generator) -> Call:
-    past = int(integers(g, 3, 6, 1))
+    past = integer(g, 3, 6)
     places = torch.arange(past + 3)[None].repeat(2, 1)
     return call(places[:, past:].clone(), places)
 
@@ -49,18 +42,18 @@ def left_padded(n_padding: list[int], length: int) -> Tensor:
 
 
 def padded(g: Generator) -> Call:
-    places = left_padded([0, int(integers(g, 2, 5, 1)), 1], 7)
+    places = left_padded([0, integer(g, 2, 5), 1], 7)
     return call(places, places.clone())
 
 
 def windowed(g: Generator) -> Call:
     places = torch.arange(8)[None].repeat(2, 1)
-    return call(places, places.clone(), int(integers(g, 2, 5, 1)))
+    return call(places, places.clone(), integer(g, 2, 5))
 
 
 def packed(g: Generator) -> Call:
     """Three documents in a row, of other lengths in the other row, the middle one numbered 0."""
-    first = int(integers(g, 3, 5, 1))
+    first = integer(g, 3, 5)
     rows = [(first, 3, 9 - 3 - first), (2, 4, 3)]
     places = torch.tensor([[i for size in row for i in range(size)] for row in rows])
     numbers = [7, 0, 3]
@@ -74,7 +67,7 @@ def ring(g: Generator) -> Call:
     """Keys in the order of their slots, which is not that of their positions. The second row began
     later, so it has fewer of them; both rows are asked for the same two positions, the latest
     first. It stands in the first slot, and no position fits into 16 bits."""
-    newest = 7 * int(integers(g, 5720, 5740, 1))
+    newest = 7 * integer(g, 5720, 5740)
     held = torch.arange(newest - 5, newest + 1)
     slots = torch.full((2, 7), -1)
     slots[0, held % 7] = held
@@ -83,13 +76,13 @@ def ring(g: Generator) -> Call:
 
 
 def smallest(g: Generator) -> Call:
-    places = torch.arange(int(integers(g, 4, 7, 1)))[None]
+    places = torch.arange(integer(g, 4, 7))[None]
     return call(places, places.clone())
 
 
 def together(g: Generator) -> Call:
     """Two rows ask for one row of keys, which holds two documents; the window ends inside them."""
-    first = int(integers(g, 4, 6, 1))
+    first = integer(g, 4, 6)
     places = torch.tensor([[*range(first), *range(9 - first)]])
     documents = torch.tensor([[4] * first + [2] * (9 - first)])
     columns = torch.tensor([[first - 2, first - 1, 8], [first, first + 2, 7]])
@@ -238,15 +231,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="visibility",
-    function="visible",
-    page="3_attention/2_masks",
-    minutes=20,
-    difficulty=1,
+    name="visibility", function="visible", page="3_attention/2_masks", minutes=20, difficulty=1,
     outcome="Write one rule from positions so that padding, caches, windows, packed documents and "
-    "ring buffers need no special case.",
-    reference=reference,
-    cases=CASES,
+            "ring buffers need no special case.",
+    reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Give both tensors axes of size 1, so that a comparison of the two is (B, 1, T, S).",
         "Four conditions, joined by `&`. The first two are `key >= 0` and `key <= query`: together "
@@ -255,5 +243,4 @@ EXERCISE = Exercise(
         "(B, 1, 1, S). Then there are up to four conditions, each a comparison; two of them "
         "are tested only if they are given.",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip

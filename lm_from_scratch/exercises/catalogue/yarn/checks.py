@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.exercise import Case, Exercise, call, integers, planted
+from lm_from_scratch.exercises.exercise import Case, Exercise, call, planted
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.layers.rope_scaling import YaRNScaling
 
 
@@ -39,7 +40,7 @@ def named(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, 
 
 
 def _factor(g: Generator) -> float:
-    return 1.5 + int(integers(g, 1, 9, 1))
+    return 1.5 + integer(g, 1, 9)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -125,7 +126,7 @@ CASES = (
     Case(BETAS, lambda g: call(32, 10000.0, _factor(g), 4096, beta_fast=8.0, beta_slow=2.0),
          "with D = 32, L = 4096, beta_fast 8 and beta_slow 2, first is 7 and last is 11", points=2,
          play=named, tolerance=(1e-5, 0.0)),
-    Case(SHORT, lambda g: call(32, 10000.0, _factor(g), 180 + int(integers(g, 0, 18, 1))),
+    Case(SHORT, lambda g: call(32, 10000.0, _factor(g), 180 + integer(g, 0, 18)),
          "here even pair 0 makes fewer than 32 turns: first is 0, not -1", play=named,
          tolerance=(1e-5, 0.0), teaching="the limit alone, with a ramp; the last case has it too"),
     Case(LONG, lambda g: call(64, 10000.0, _factor(g), 131072),
@@ -138,16 +139,10 @@ CASES = (
 
 
 EXERCISE = Exercise(
-    name="yarn",
-    function="yarn",
-    page="2_qwen2/2_rope",
-    minutes=30,
-    difficulty=3,
+    name="yarn", function="yarn", page="2_qwen2/2_rope", minutes=30, difficulty=3,
     outcome="Compute the speeds and the factor of YaRN so that they are those of a published "
-    "checkpoint.",
-    after=("rope",),
-    reference=yarn,
-    cases=CASES,
+            "checkpoint.",
+    after=("rope",), reference=yarn, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Take logarithms on both sides of theta**(-2i/D) * L / (2 pi) = r, and solve for i.",
         "i(r) = D/2 * ln(L / (2 pi r)) / ln(theta). More turns are a smaller i: beta_fast is where "
@@ -156,5 +151,4 @@ EXERCISE = Exercise(
         "of turns. Between them the share of slowing is a straight line; outside it is cut off "
         "at 0 and 1. What if both borders are one pair?",
     ),
-    wrong=planted(WRONG),
-)
+)  # fmt: skip
