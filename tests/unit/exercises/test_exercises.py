@@ -362,7 +362,7 @@ def toy(**changes: object) -> Exercise:
     options = dict(
         name="toy", function="double", page="p", minutes=1, difficulty=1,
         outcome="Double.", reference=double, cases=cases, hints=("times two",),
-        wrong=(Wrong("adds two", lambda x: x + 2, "doubles"),), right={},
+        wrong=(Wrong("adds two", lambda x: x + 2, "doubles"),),
     )  # fmt: skip
     return Exercise(**{**options, **changes})  # type: ignore[arg-type]
 
