@@ -55,18 +55,14 @@ def numbers(draw: Random) -> dict[str, Any]:
     """What every family after GPT-2 has."""
     n_kv_head, shared = draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
     return SPECIAL | dict(
-        vocab_size=97,
-        hidden_size=n_kv_head * shared * draw.choice([4, 6, 8]),
-        intermediate_size=draw.choice([20, 33, 56]),
-        num_hidden_layers=draw.choice([1, 2, 3, 4]),
-        num_attention_heads=n_kv_head * shared,
-        num_key_value_heads=n_kv_head,
+        vocab_size=97, hidden_size=n_kv_head * shared * draw.choice([4, 6, 8]),
+        intermediate_size=draw.choice([20, 33, 56]), num_hidden_layers=draw.choice([1, 2, 3, 4]),
+        num_attention_heads=n_kv_head * shared, num_key_value_heads=n_kv_head,
         max_position_embeddings=draw.choice([64, 128]),
-        rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-2]),
-        rope_parameters=draw.choice(ROPES),
+        rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-2]), rope_parameters=draw.choice(ROPES),
         tie_word_embeddings=draw.choice([False, True]),
         hidden_act=draw.choice(["silu", "silu", "gelu", "relu"]),
-    )
+    )  # fmt: skip
 
 
 def own_width(draw: Random, widths: tuple[int, ...] = (4, 10, 16)) -> dict[str, Any]:
@@ -81,20 +77,13 @@ def kinds_of_layers(draw: Random, config: dict[str, Any], kinds: tuple[str, ...]
 def gpt2(draw: Random) -> dict[str, Any]:
     heads = draw.choice([1, 2, 3, 4, 5])
     return dict(
-        vocab_size=97,
-        n_positions=draw.choice([24, 40]),
-        n_layer=draw.choice([1, 2, 3, 4]),
-        n_head=heads,
-        n_embd=heads * draw.choice([2, 5, 7, 9]),
+        vocab_size=97, n_positions=draw.choice([24, 40]), n_layer=draw.choice([1, 2, 3, 4]),
+        n_head=heads, n_embd=heads * draw.choice([2, 5, 7, 9]),
         n_inner=draw.choice([None, 13, 50]),
         activation_function=draw.choice(["gelu_new", "gelu_new", "gelu", "relu"]),
-        layer_norm_epsilon=draw.choice([1e-5, 1e-3]),
-        embd_pdrop=0.0,
-        resid_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=2,
-        eos_token_id=2,
-    )
+        layer_norm_epsilon=draw.choice([1e-5, 1e-3]), embd_pdrop=0.0, resid_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=2, eos_token_id=2,
+    )  # fmt: skip
 
 
 def llama(draw: Random) -> dict[str, Any]:
@@ -136,13 +125,11 @@ def qwen3_moe(draw: Random) -> dict[str, Any]:
     if draw.choice([False, False, True]):
         config |= dict(use_sliding_window=True, sliding_window=draw.choice([3, 6]))
     return config | dict(
-        num_experts=n_expert,
-        num_experts_per_tok=draw.randint(1, n_expert),
-        moe_intermediate_size=draw.choice([5, 9, 12]),
-        norm_topk_prob=draw.choice([False, True]),
+        num_experts=n_expert, num_experts_per_tok=draw.randint(1, n_expert),
+        moe_intermediate_size=draw.choice([5, 9, 12]), norm_topk_prob=draw.choice([False, True]),
         decoder_sparse_step=draw.choice([1, 1, 2]),
         mlp_only_layers=draw.choice([None, [], [0], [config["num_hidden_layers"] - 1]]),
-    )
+    )  # fmt: skip
 
 
 def deepseek_v3(draw: Random) -> dict[str, Any]:
@@ -150,26 +137,17 @@ def deepseek_v3(draw: Random) -> dict[str, Any]:
     n_group, size = draw.choice([1, 2, 4]), draw.choice([2, 3, 5])
     topk_group = draw.randint(1, n_group)
     return numbers(draw) | dict(
-        hidden_size=draw.choice([20, 31, 48]),
-        first_k_dense_replace=draw.choice([0, 0, 1]),
-        n_routed_experts=n_group * size,
-        n_shared_experts=draw.choice([1, 2]),
+        hidden_size=draw.choice([20, 31, 48]), first_k_dense_replace=draw.choice([0, 0, 1]),
+        n_routed_experts=n_group * size, n_shared_experts=draw.choice([1, 2]),
         num_experts_per_tok=draw.randint(1, topk_group * size),
-        moe_intermediate_size=draw.choice([5, 9, 12]),
-        n_group=n_group,
-        topk_group=topk_group,
-        norm_topk_prob=draw.choice([False, True]),
-        routed_scaling_factor=draw.choice([1.0, 2.5]),
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        q_lora_rank=draw.choice([None, 9, 14]),
-        kv_lora_rank=draw.choice([3, 8, 16, 24]),
-        qk_nope_head_dim=draw.choice([5, 8, 12]),
-        qk_rope_head_dim=draw.choice([4, 6, 8]),
-        v_head_dim=draw.choice([5, 7, 12]),
-        rope_interleave=draw.choice([False, True, True]),
+        moe_intermediate_size=draw.choice([5, 9, 12]), n_group=n_group, topk_group=topk_group,
+        norm_topk_prob=draw.choice([False, True]), routed_scaling_factor=draw.choice([1.0, 2.5]),
+        num_attention_heads=heads, num_key_value_heads=heads,
+        q_lora_rank=draw.choice([None, 9, 14]), kv_lora_rank=draw.choice([3, 8, 16, 24]),
+        qk_nope_head_dim=draw.choice([5, 8, 12]), qk_rope_head_dim=draw.choice([4, 6, 8]),
+        v_head_dim=draw.choice([5, 7, 12]), rope_interleave=draw.choice([False, True, True]),
         rope_parameters=draw.choice(DEEPSEEK_ROPES),
-    )
+    )  # fmt: skip
 
 
 def qwen3_next(draw: Random) -> dict[str, Any]:
@@ -178,22 +156,18 @@ def qwen3_next(draw: Random) -> dict[str, Any]:
     if draw.choice([False, True]):
         config["layer_types"] = kinds_of_layers(draw, config, (FULL, LINEAR))
     return config | dict(
-        hidden_size=draw.choice([20, 24, 33]),
-        head_dim=D,
+        hidden_size=draw.choice([20, 24, 33]), head_dim=D,
         rope_parameters=config["rope_parameters"] | {"partial_rotary_factor": factor},
-        linear_num_key_heads=keys,
-        linear_num_value_heads=keys * draw.choice([1, 2, 3]),
+        linear_num_key_heads=keys, linear_num_value_heads=keys * draw.choice([1, 2, 3]),
         linear_key_head_dim=draw.choice([8, 12, 16]),
         linear_value_head_dim=draw.choice([10, 16, 24]),
-        linear_conv_kernel_dim=draw.choice([2, 3, 4]),
-        num_experts=n_expert,
+        linear_conv_kernel_dim=draw.choice([2, 3, 4]), num_experts=n_expert,
         num_experts_per_tok=draw.randint(1, max(n_expert, 1)),
-        norm_topk_prob=draw.choice([False, True]),
-        moe_intermediate_size=draw.choice([5, 9, 12]),
+        norm_topk_prob=draw.choice([False, True]), moe_intermediate_size=draw.choice([5, 9, 12]),
         shared_expert_intermediate_size=draw.choice([6, 11]),
         decoder_sparse_step=draw.choice([1, 1, 2]),
         mlp_only_layers=draw.choice([None, [], [0], [config["num_hidden_layers"] - 1]]),
-    )
+    )  # fmt: skip
 
 
 def smollm3(draw: Random) -> dict[str, Any]:
@@ -308,19 +282,11 @@ def with_partial_rope_(model: Qwen2ForCausalLM, factor: float) -> Qwen2ForCausal
 def in_our_words(c: Any) -> dict[str, Any]:
     """The numbers of a config of transformers that do not concern positions."""
     return dict(
-        vocab_size=c.vocab_size,
-        block_size=c.max_position_embeddings,
-        n_layer=c.num_hidden_layers,
-        n_head=c.num_attention_heads,
-        n_kv_head=c.num_key_value_heads,
-        n_embd=c.hidden_size,
-        head_dim=c.head_dim,
-        intermediate_size=c.intermediate_size,
-        activation=c.hidden_act,
-        rms_norm_eps=c.rms_norm_eps,
-        tie_word_embeddings=c.tie_word_embeddings,
-        eos_token_id=2,
-    )
+        vocab_size=c.vocab_size, block_size=c.max_position_embeddings, n_layer=c.num_hidden_layers,
+        n_head=c.num_attention_heads, n_kv_head=c.num_key_value_heads, n_embd=c.hidden_size,
+        head_dim=c.head_dim, intermediate_size=c.intermediate_size, activation=c.hidden_act,
+        rms_norm_eps=c.rms_norm_eps, tie_word_embeddings=c.tie_word_embeddings, eos_token_id=2,
+    )  # fmt: skip
 
 
 def by_name(model: Any, theirs: nn.Module) -> Any:

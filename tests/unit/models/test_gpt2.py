@@ -53,11 +53,6 @@ def test_keep_computes_the_chosen_logits_alone() -> None:
     torch.testing.assert_close(model(idx, keep=slice(-1, None)), model(idx)[:, -1:])
 
 
-def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match="eos_token_id=50256 is not below vocab_size=50000"):
-        GPT2Config(vocab_size=50000, bos_token_id=None)
-
-
 def test_no_buffer_travels_with_the_weights() -> None:
     model = tiny_gpt2()
     assert list(model.buffers()) == []
@@ -79,27 +74,6 @@ def test_tied_weight_is_drawn_once_and_residual_projections_start_smaller() -> N
             assert abs(tensor.std().item() - 0.02) < 1e-3
         elif name.endswith("bias"):
             assert (tensor == 0).all()
-
-
-def test_width_and_heads_are_checked_in_the_config() -> None:
-    with pytest.raises(ValueError, match="n_embd=28 is not a multiple of n_head=3"):
-        GPT2Config(**{**TINY, "n_head": 3})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n_layer": 0}, "n_layer=0"),
-        ({"vocab_size": -1}, "vocab_size=-1"),
-        ({"attn_pdrop": 1.0}, "attn_pdrop=1.0"),
-        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
-        ({"intermediate_size": 0}, "intermediate_size=0"),
-        ({"bos_token_id": -1}, "bos_token_id=-1"),
-    ],
-)
-def test_bad_configs_are_refused_with_name_and_value(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GPT2Config(**{**TINY, **change})
 
 
 def test_nothing_can_untie_the_head() -> None:
@@ -134,15 +108,13 @@ def test_dropout_acts_in_training_alone() -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_published_sizes_have_the_published_number_of_parameters(name: str) -> None:
+def test_the_number_of_parameters_is_that_of_the_formula(name: str) -> None:
     config = GPT2Config(**SIZES[name])
     with torch.device("meta"):
         model = GPT2LMHeadModel(config)
     V, T, C, L = config.vocab_size, config.block_size, config.n_embd, config.n_layer
     formula = V * C + T * C + L * (12 * C * C + 13 * C) + 2 * C
     assert sum(p.numel() for p in model.parameters()) == formula
-    published = {"gpt2": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl": 1558}
-    assert round(formula / 1e6) == published[name]
 
 
 def test_weights_are_large_enough_to_show_a_bug() -> None:
@@ -177,16 +149,3 @@ def test_residual_dropout_stands_behind_attention_and_mlp() -> None:
         )
     model(idx)
     assert 0.35 < shares["attn"] < 0.65 and 0.35 < shares["mlp"] < 0.65
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"n_layer": 3.0}, {"n_layer": True}, {"n_embd": None}, {"n_head": "4"},
-        {"layer_norm_eps": math.nan}, {"layer_norm_eps": math.inf}, {"initializer_range": math.nan},
-        {"eos_token_id": [2]}, {"resid_pdrop": math.nan}, {"resid_pdrop": None},
-    ],
-)  # fmt: skip
-def test_values_of_another_type_are_refused(change: dict) -> None:
-    with pytest.raises(ValueError, match=next(iter(change))):
-        GPT2Config(**{**TINY, **change})

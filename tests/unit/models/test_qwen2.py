@@ -4,8 +4,6 @@ transformers does: tests/parity."""
 import copy
 import dataclasses
 import json
-import math
-import re
 
 import pytest
 import torch
@@ -39,7 +37,6 @@ from lm_from_scratch.layers.norm import RMSNorm, rms_norm
 from lm_from_scratch.layers.rope_scaling import LinearScaling
 from lm_from_scratch.models.qwen2 import (
     FULL,
-    SIZES,
     SLIDING,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -214,13 +211,6 @@ def test_float64_stays_float64() -> None:
     assert error(in_chunks(idx, [5, 1, 3, 3], model=model), whole) < 1e-12
     use_attention_(model, "formula")
     assert error(model(idx), whole) < 1e-12
-
-
-def test_key_heads_must_divide_the_heads() -> None:
-    with pytest.raises(ValueError, match="n_head=6 is not a multiple of n_kv_head=4"):
-        Qwen2Config(**{**QWEN2, "n_kv_head": 4})
-    with pytest.raises(ValueError, match="n_embd=47 is not a multiple of n_head=6"):
-        Qwen2Config(**{**QWEN2, "n_embd": 47})
 
 
 def test_generation_feeds_each_token_once() -> None:
@@ -403,24 +393,6 @@ def test_a_config_without_some_keys_means_what_transformers_means() -> None:
     assert several.eos_token_id == (7, 9)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rope_scaling": "yarn"}, "rope_scaling='yarn' must be an object"),
-        ({"rope_parameters": [1]}, "rope_parameters="),
-        ({"layer_types": ["chunked_attention"]}, "chunked_attention"),
-        (
-            {"use_sliding_window": True, "sliding_window": None, "layer_types": [SLIDING] * 32},
-            "use_sliding_window=True and sliding_window=None",
-        ),
-        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
-    ],
-)
-def test_configs_that_cannot_be_meant_are_refused(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        config_from_dict({"model_type": "qwen2", **change})
-
-
 @torch.no_grad()
 def test_packed_documents_equal_each_document_alone() -> None:
     model, idx = tiny_qwen2(sliding_window=3, max_window_layers=1), token_ids(1, 11)
@@ -456,15 +428,6 @@ def test_weights_are_large_enough_to_show_a_bug() -> None:
         assert low < error(model(idx), before) < high
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_published_sizes_have_the_published_number_of_parameters(name: str) -> None:
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(Qwen2Config(**SIZES[name]))
-    total = sum(p.numel() for p in model.parameters())
-    published = {"Qwen2-0.5B": 494, "Qwen2-1.5B": 1544, "Qwen2-7B": 7616}
-    assert round(total / 1e6) == published[name]
-
-
 def test_fresh_weights_are_drawn_as_the_config_says() -> None:
     torch.manual_seed(3)
     model = Qwen2ForCausalLM(
@@ -485,33 +448,6 @@ def test_attention_dropout_acts_in_training_alone() -> None:
     assert torch.equal(model(idx), model(idx))
     model.train()
     assert not torch.equal(model(idx), model(idx))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n_layer": 0}, "n_layer=0"),
-        ({"head_dim": 5}, "head_dim=5 is odd"),
-        ({"activation": "swish9"}, "swish9"),
-        ({"rope_theta": -1.0}, "rope_theta=-1.0"),
-        ({"rope_theta": 0.5}, "rope_theta=0.5 must be above 1"),
-        ({"rope_scaling": {"factor": 2}}, "rope_scaling"),
-        ({"sliding_window": 4}, "needs layer_types or max_window_layers"),
-        ({"max_window_layers": 1}, "need a sliding_window"),
-        ({"sliding_window": 0, "max_window_layers": 1}, "sliding_window=0"),
-        ({"layer_types": (FULL,) * 2}, "n_layer=3"),
-        ({"layer_types": (FULL, FULL, "local"), "sliding_window": 3}, "local"),
-        ({"layer_types": (FULL,) * 3, "max_window_layers": 1, "sliding_window": 3}, "both"),
-        ({"layer_types": [FULL] * 3}, "tuple"),
-        ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
-        ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan"),
-        ({"eos_token_id": 97}, "eos_token_id=97 is not below vocab_size=97"),
-        ({"n_head": True}, "n_head=True"),
-    ],
-)
-def test_bad_configs_are_refused_with_name_and_value(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Qwen2Config(**{**QWEN2, **change})
 
 
 def test_a_config_is_plain_data() -> None:

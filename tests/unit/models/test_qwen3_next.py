@@ -20,7 +20,7 @@ from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.speculative import ModelDrafter, PromptLookup, speculate
 from lm_from_scratch.layers.delta_rule import recurrent_delta_rule
-from lm_from_scratch.layers.experts import GatedSharedExpert, SoftmaxRouter, active_parameters
+from lm_from_scratch.layers.experts import GatedSharedExpert, SoftmaxRouter
 from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.rope import apply_rope, rotation
 from lm_from_scratch.models.blocks import blocks
@@ -179,49 +179,14 @@ def test_the_blocks_of_a_model_with_states_alone_are_found() -> None:
     assert len(blocks(tiny(layer_types=(LINEAR,) * 4))) == 4
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"linear_num_value_heads": 5}, "linear_num_value_heads=5 is not a multiple of linear_num"),
-        ({"partial_rotary_factor": 0.2}, r"partial_rotary_factor=0.2 of head_dim=16 is 3 features"),
-        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor=2.0 of head_dim=16 is 32 features"),
-        (
-            {"layer_types": (LINEAR,)},
-            r"layer_types=\('linear_attention',\) must be a tuple of n_la",
-        ),
-        ({"layer_types": ("mamba",) * 4}, r"layer_types has \['mamba'\], not 'full_attention' or"),
-        ({"sliding_window": 4}, "sliding_window=4 and max_window_layers=None are not supported"),
-    ],
-)
-def test_configs_that_cannot_be_are_refused(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Qwen3NextConfig(**SIZE | changes)
+def test_heads_of_values_share_those_of_keys() -> None:
     with pytest.raises(ValueError, match="n_value_head=3 is no multiple of n_key_head=2"):
         GatedDeltaNet(8, 2, 3)
 
 
-def test_what_files_may_say_otherwise_is_refused_by_name() -> None:
-    file = {"model_type": "qwen3_next"}
-    for key, value, reason in [
-        ("attention_bias", True, "attention_bias=True is not supported, only attention_bias=False"),
-        ("num_experts", 8, r"top_k=10 exceeds n_expert=8 \(num_experts_per_tok in the file\)"),
-        ("num_experts", -1, r"n_expert=-1 must be .*\(num_experts in the file\)"),
-        ("num_experts", False, r"n_expert=False must be .*\(num_experts in the file\)"),
-        ("mlp_only_layers", 3, "mlp_only_layers=3 must be a list of layers"),
-        ("mlp_only_layers", ["a"], r"mlp_only_layers=\('a',\) must be a tuple of layers"),
-        ("decoder_sparse_step", 0, "decoder_sparse_step=0 must be an integer, at least 1"),
-        (
-            "shared_expert_intermediate_size",
-            0,
-            r"shared_expert_size=0 must .*\(shared_expert_intermediate_size in the file\)",
-        ),
-        ("layer_types", ["linear_attention"], "layer_types=.* must be a tuple of n_layer=48"),
-        ("full_attention_interval", 0, "full_attention_interval=0 must be an integer, at least 1"),
-    ]:
-        with pytest.raises(ValueError, match=reason):
-            config_from_dict(file | {key: value})
-    some = config_from_dict(file | {"full_attention_interval": 3, "num_hidden_layers": 4})
-    assert some.layer_types == (LINEAR, LINEAR, FULL, LINEAR)
+def test_the_interval_says_which_layers_have_attention() -> None:
+    file = {"model_type": "qwen3_next", "full_attention_interval": 3, "num_hidden_layers": 4}
+    assert config_from_dict(file).layer_types == (LINEAR, LINEAR, FULL, LINEAR)
 
 
 def test_layers_have_experts_where_the_file_says(tmp_path: Path) -> None:
@@ -244,12 +209,9 @@ def test_layers_have_experts_where_the_file_says(tmp_path: Path) -> None:
         assert (found == want) == (layer % 2 == 1) and ("gate_proj.weight" in found) != layer % 2
 
 
-def test_the_published_size() -> None:
-    """80 billion parameters, of which a token meets 3 and the embeddings, by its name."""
+def test_the_published_shapes() -> None:
     with torch.device("meta"):
         model = build(Qwen3NextConfig(**SIZES["Qwen3-Next-80B-A3B"]))
-    total, active = sum(p.numel() for p in model.parameters()), active_parameters(model)
-    assert round(total / 1e9) == 80 and 3e9 < active < 4e9
     assert [n % 4 == 3 for n in range(48)] == [word == FULL for word in model.config.kinds]
     layer = model.model.layers[0].linear_attn
     assert layer.in_proj_qkvz.weight.shape == (12288, 2048) and layer.A_log.shape == (32,)
