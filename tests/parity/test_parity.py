@@ -33,7 +33,7 @@ from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import load_checkpoint, save_pretrained
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.record import record_attention, record_hidden_states
@@ -241,19 +241,37 @@ def test_attention_weights(family: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(50, 54))
 @torch.no_grad()
 def test_a_folder_goes_both_ways(family: str, seed: int, tmp_path) -> None:
-    """Ours is read by transformers as the family that it was, and comes back bit for bit."""
-    model, idx = copy.deepcopy(pair(family, seed).ours).float(), token_ids(1, 12)
-    twin = hf_twin(model)
-    assert type(twin) is type(pair(family, seed).twin)
-    back = ours_from_hf(twin)
-    save_pretrained(model, tmp_path / "again")
-    for other in (back, from_pretrained(tmp_path / "again")):
-        assert other.config == model.config
-        assert torch.equal(other(idx), model(idx))
+    """What is loaded and saved is read by transformers as the family that it was, and comes back
+    bit for bit."""
+    from transformers import AutoModelForCausalLM
+
+    twin, idx = theirs(family, seed), token_ids(1, 12)
+    twin.save_pretrained(tmp_path / "theirs")
+    checkpoint = load_checkpoint(tmp_path / "theirs")
+    save_pretrained(checkpoint.model, tmp_path / "ours", published=checkpoint.published)
+    again = load_checkpoint(tmp_path / "ours")
+    assert again.model.config == checkpoint.model.config
+    assert torch.equal(again.model(idx), checkpoint.model(idx))
     with in_float64():
-        twin = hf_twin(model)
+        back = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager")
+        back.config._experts_implementation = "eager"
+    assert type(back) is type(twin)
+    model = checkpoint.model.double()
+    near(model(idx), Pair(model, back.eval().double()).theirs(idx).logits)
+
+
+@published
+@torch.no_grad()
+def test_a_model_of_ours_is_read_by_transformers(family: str, tmp_path) -> None:
+    """One that nothing came with: a Llama or a Mistral is recognised by its config."""
+    model, idx = copy.deepcopy(pair(family, slides).ours), token_ids(1, 12)
+    with in_float64():
+        twin = hf_twin(model.float())
         twin.config._experts_implementation = "eager"
+    assert type(twin) is type(pair(family, slides).twin)
     near(model.double()(idx), Pair(model, twin.double()).theirs(idx).logits)
+    back = ours_from_hf(twin.float())
+    assert back.config == model.config and torch.equal(back(idx), model.float()(idx))
 
 
 @published
