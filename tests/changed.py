@@ -42,24 +42,19 @@ def is_run(name: str) -> bool:
 
 
 def tests_of(name: str) -> list[str]:
-    """The test files, or test ids, that a changed file asks for."""
+    """The test files that a changed file asks for."""
     parts, stem = name.split("/"), Path(name).stem
     if stem.startswith("test_"):
         return [] if parts[1] == "site" else [name]
     if is_page(name):
         notebooks = "notebooks" if is_run(name) else "gpu_notebooks"
-        return [
-            f"{PAGES}/test_{of}.py" for of in ("anatomy", "course", "lookup", "teaching", notebooks)
-        ]
+        return of_pages("anatomy", "course", "lookup", "teaching", notebooks)
     if parts[:2] == ["docs", "_ext"]:
-        return existing(f"{PAGES}/test_*.py")
+        return of_pages("*")
     if parts[0] in ("docs", "tutorials"):
-        return [
-            f"{PAGES}/test_{of}.py"
-            for of in ("anatomy", "course", "lookup", "teaching", "translation")
-        ]
-    if parts[:3] == ["lm_from_scratch", "exercises", "catalogue"]:
-        return [f"{UNIT}/exercises/test_exercises.py", f"{PAGES}/test_teaching.py"]
+        return of_pages("anatomy", "course", "lookup", "teaching", "translations")
+    if exercise_of(name):
+        return [*existing("tests/exercises/test_*.py"), f"{UNIT}/exercises/test_exercises.py"]
     if parts[0] == "lm_from_scratch" and name.endswith(".py"):
         about = [f"{UNIT}/test_api.py", f"{UNIT}/test_architecture.py"]
         if len(parts) == 2:
@@ -67,12 +62,25 @@ def tests_of(name: str) -> list[str]:
         if parts[1] == "kernels":
             return [*about, *existing(f"{KERNELS}/test_kernels_{stem}.py")]
         own = existing(f"{UNIT}/{parts[1]}/test_{stem}*.py")
-        return [*about, *(own or existing(f"{UNIT}/{parts[1]}/test_*.py"))]
+        own = own or existing(f"{UNIT}/{parts[1]}/test_*.py")
+        parity = existing("tests/parity/test_parity.py") if parts[1] == "models" else []
+        return [*about, *own, *parity]
     if parts[0] == "tests":  # a helper: whoever imports it
         used = re.compile(rf"^ *(from|import) {re.escape(stem)}\b", re.M)
         tests = existing("tests/[!s]*/**/test_*.py") if name.endswith(".py") else []
         return [test for test in tests if used.search((ROOT / test).read_text("utf-8"))]
     return [f"{UNIT}/test_contributing.py", f"{UNIT}/test_environment.py"]
+
+
+def of_pages(*names: str) -> list[str]:
+    return [test for name in names for test in existing(f"{PAGES}/test_{name}.py")]
+
+
+def exercise_of(name: str) -> str:
+    """The exercise that a file of the catalogue, or of the answers beside the tests, belongs to."""
+    catalogue = re.match(r"lm_from_scratch/exercises/catalogue/(\w+)/", name)
+    answers = re.match(r"tests/exercises/\w+/(\w+)\.py", name)
+    return (catalogue or answers or ["", ""])[1]
 
 
 def main() -> int:
@@ -103,6 +111,8 @@ def main() -> int:
     if all(is_page(name) for name in files):  # the text of these pages, and of no other
         stems = " or ".join(Path(name).stem for name in files)
         command += ["-k", f"({stems} or course or lookup) and not template and not planted"]
+    if all(map(exercise_of, files)):
+        command += ["-k", " or ".join(map(exercise_of, files))]
     failed = subprocess.run(command, cwd=ROOT).returncode
     return 0 if failed == 5 else failed  # 5: all of them are slow
 

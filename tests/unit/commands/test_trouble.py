@@ -19,6 +19,7 @@ from lm_from_scratch.interop.cache_file import save_cache
 from lm_from_scratch.interop.caches import from_legacy
 from lm_from_scratch.text.tokenizer import Tokenizer
 
+SLOW = pytest.mark.slow
 PROGRAM = [sys.executable, "-m", "lm_from_scratch"]
 NOTES = "\n\n".join(f"note {i}: the tides turn {i * i} times a day" for i in range(900))
 
@@ -46,6 +47,7 @@ def call(words: list[str], **options) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_room_names_the_file_and_goes_on_when_there_is_some(
     notes, tmp_path, capsys
 ) -> None:
@@ -75,9 +77,9 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> None:
     "words",
     [
         ["generate", "--max-new-tokens", "3"],
-        ["generate", "--max-new-tokens", "3", "--num-beams", "2"],
-        ["quantize", "gpt2-docs", "--out", "OUT"],
-        ["quantize", "--help"],
+        pytest.param(["generate", "--max-new-tokens", "3", "--num-beams", "2"], marks=SLOW),
+        pytest.param(["quantize", "gpt2-docs", "--out", "OUT"], marks=SLOW),
+        pytest.param(["quantize", "--help"], marks=SLOW),
         ["list"],
     ],
 )
@@ -96,6 +98,7 @@ def test_an_output_without_a_buffer_is_one_line_too(monkeypatch) -> None:
         one_line(call(["list"], stdout=full), "the output: No space left on device")
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_is_full_or_closed_goes_on_afterwards(notes, tmp_path) -> None:
     run = [*notes, "--out", str(tmp_path / "run")]
     with open("/dev/full", "w") as full:
@@ -205,9 +208,12 @@ def test_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(
     "locale",
-    [{"PYTHONIOENCODING": "cp1252"}, {"PYTHONIOENCODING": "ascii"},
-     {"LC_ALL": "C", "PYTHONUTF8": "0"}],
-)  # fmt: skip
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0"},
+        pytest.param({"PYTHONIOENCODING": "cp1252"}, marks=SLOW),
+        pytest.param({"PYTHONIOENCODING": "ascii"}, marks=SLOW),
+    ],
+)
 def test_what_the_output_cannot_show_is_a_question_mark(locale, tmp_path) -> None:
     options = {"env": {**os.environ, **locale}, "capture_output": True, "check": False}
     generate = [*PROGRAM, "generate", "--max-new-tokens", "2", "--prompt", "Größe: ☃".encode()]
@@ -220,7 +226,9 @@ def test_what_the_output_cannot_show_is_a_question_mark(locale, tmp_path) -> Non
     assert os.path.isfile(out + b"/config.json")
 
 
-@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, pytest.param({}, marks=SLOW)]
+)
 def test_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> None:
     code = """if True:
         from lm_from_scratch import __main__

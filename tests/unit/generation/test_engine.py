@@ -470,7 +470,13 @@ def check_blocks(engine: Engine) -> None:
     [Interrupts((1, 7), instructions=False), Interrupts((1,), instructions=True)],
     ids=["lines", "instructions"],
 )
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "while it goes back, too"])
+@pytest.mark.parametrize(
+    "twice",
+    [
+        pytest.param(False, id="once"),
+        pytest.param(True, id="while it goes back, too", marks=pytest.mark.slow),
+    ],
+)
 def test_an_engine_goes_on_wherever_it_was_interrupted(interrupts, twice, monkeypatch) -> None:
     interrupts = replace(interrupts)
     monkeypatch.setattr(engine_module, "PASS", 0)  # as many groups as there are lengths

@@ -1,6 +1,6 @@
 """What each kernel becomes on an architecture, as JSON.
 
-    python tests/slow/compile_kernels.py 80 86 90
+    python tests/kernels/compile_kernels.py 80 86 90
 
 Needs no GPU. :data:`LAUNCHES` calls the ordinary functions with tensors of real sizes; what they
 would launch is compiled.
