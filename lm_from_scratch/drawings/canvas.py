@@ -1,4 +1,4 @@
-"""A sheet for drawings of how things work, as SVG and HTML.
+"""A sheet for drawings of how things work, as SVG and HTML, and a grid of cells to stand on it.
 
 Ink is the colour of the text around a drawing. Other colours are those of Okabe and Ito, which
 readers with any colour vision can tell apart, as tints that hold on white and on black. A drawing
@@ -21,6 +21,7 @@ GREY, LIGHT_GREY = "#767676", "#E4E4E4"
 INK = "currentColor"
 BLUE, ORANGE, GREEN, RED, PURPLE = COLOURS[:5]
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
+WIDTH = 343
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,31 @@ class Canvas:
 
     width: float
     height: float
-    says: str
+    says: str = ""
     marks: list[str] = field(default_factory=list)
 
     def text(
-        self, x: float, y: float, text: str, size: float = 13, anchor: str = "middle",
+        self, x: float, y: float, text: object, size: float = 13, anchor: str = "middle",
         colour: str = INK, bold: bool = False, opacity: float = 1.0,
     ) -> None:  # fmt: skip
         """Write ``text`` with its middle at the height y; ``anchor``: start, middle or end."""
         weight = ' font-weight="600"' if bold else ""
         self.marks.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}" dy="0.35em" '
-            f'fill="{colour}" opacity="{opacity:g}"{weight}>{escape(text)}</text>'
+            f'fill="{colour}" opacity="{opacity:g}"{weight}>{escape(str(text))}</text>'
         )
+
+    def note(
+        self, x: float, y: float, text: object, anchor: str = "start", size: float = 11
+    ) -> None:
+        """What explains the rest: small and faint."""
+        self.text(x, y, text, size, anchor, opacity=0.8)
+
+    def title(self, y: float, text: str, right: str = "", size: float = 13) -> None:
+        """The name of a part, and at the right edge what is to be said of it."""
+        self.text(2, y, text, size, "start", bold=True)
+        if right:
+            self.text(self.width - 2, y, right, 12, "end")
 
     def box(
         self, x: float, y: float, width: float, height: float, fill: str = "none",
@@ -69,6 +82,23 @@ class Canvas:
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
             f'fill="{fill}" fill-opacity="{tint:g}" stroke="{edge}"/>'
         )
+
+    def cell(
+        self, x: float, y: float, width: float, height: float, text: object, size: float = 12,
+        fill: str = "none", tint: float = 0.2, edge: str = INK, radius: float = 4,
+        bold: bool = False, opacity: float = 1.0,
+    ) -> None:  # fmt: skip
+        """A box with a text in its middle."""
+        self.box(x, y, width, height, fill, tint, edge, radius)
+        if text != "":
+            self.text(x + width / 2, y + height / 2, text, size, bold=bold, opacity=opacity)
+
+    def legend(self, y: float, *entries: tuple[str, float, str], x: float = 2.0) -> None:
+        """What boxes of a (fill, tint) stand for, in a line whose middle is y."""
+        for fill, tint, words in entries:
+            self.box(x, y - 6, 13, 13, fill, tint, INK if fill == "none" else fill, 2)
+            self.text(x + 18, y, words, 12, "start")
+            x += 32 + 6.9 * len(words)
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, width: float = 1.2, colour: str = INK,
@@ -86,6 +116,20 @@ class Canvas:
             left, right = (x2 - dx - dy / 2, y2 - dy + dx / 2), (x2 - dx + dy / 2, y2 - dy - dx / 2)
             points = f"{x2:g},{y2:g} {left[0]:g},{left[1]:g} {right[0]:g},{right[1]:g}"
             self.marks.append(f'<polygon points="{points}" fill="{colour}"/>')
+
+    def frame(
+        self, x: float, y: float, width: float, height: float, thick: float = 2.2,
+        opacity: float = 1.0, dashes: str = "",
+    ) -> None:  # fmt: skip
+        """Four lines around a place, over what is drawn there."""
+        right, low = x + width, y + height
+        for ends in (
+            (x, y, right, y),
+            (right, y, right, low),
+            (right, low, x, low),
+            (x, low, x, y),
+        ):
+            self.line(*ends, thick, opacity=opacity, dashes=dashes)
 
     def circle(
         self, x: float, y: float, radius: float, fill: str = "none", tint: float = 0.2,
@@ -105,17 +149,74 @@ class Canvas:
         """What follows leads nowhere again."""
         self.marks.append("</a>")
 
-    def drawing(self) -> Drawing:
+    def drawing(self, says: str = "") -> Drawing:
         """The sheet as it is."""
+        says = says or self.says
         linked = any(mark.startswith("<a ") for mark in self.marks)
         role = "group" if linked else "img"  # the parts of an image cannot be links
         return Drawing(
             f'<div class="diagram"><svg xmlns="http://www.w3.org/2000/svg" role="{role}" '
-            f'aria-label="{escape(self.says)}" viewBox="0 0 {self.width:g} {self.height:g}" '
+            f'aria-label="{escape(says)}" viewBox="0 0 {self.width:g} {self.height:g}" '
             f'width="{self.width:g}" height="{self.height:g}" font-family="{FONT}">'
             f"{''.join(self.marks)}</svg></div>",
-            self.says,
+            says,
         )
+
+
+@dataclass
+class Grid:
+    """Rows and columns of cells on a canvas, ``gap`` units apart: a drawing says what stands in
+    which row and column, from (0, 0) at the (left, top)."""
+
+    canvas: Canvas
+    left: float
+    top: float
+    wide: float
+    high: float
+    gap: float = 3
+
+    def cell(
+        self, row: float, column: float, text: object = "", size: float = 12, fill: str = "none",
+        tint: float = 0.2, edge: str = "", radius: float = 2, bold: bool = False,
+        opacity: float = 1.0, across: float = 1, down: float = 1,
+    ) -> None:  # fmt: skip
+        """A box with a text in it, ``across`` so many columns and ``down`` so many rows. Without
+        another ``edge`` it has that of its colour."""
+        self.canvas.cell(
+            self.left + self.wide * column, self.top + self.high * row,
+            self.wide * across - self.gap, self.high * down - self.gap, text, size, fill, tint,
+            edge or (INK if fill == "none" else fill), radius, bold, opacity,
+        )  # fmt: skip
+
+    def masked(self, row: float, column: float) -> None:
+        """A place that a mask cuts off: crossed out."""
+        x, y = self.left + self.wide * column, self.top + self.high * row
+        right, low = x + self.wide - self.gap, y + self.high - self.gap
+        self.canvas.box(x, y, right - x, low - y, tint=0.0, radius=2)
+        self.canvas.line(x + 3, low - 3, right - 3, y + 3, 1, opacity=0.6)
+        self.canvas.line(x + 3, y + 3, right - 3, low - 3, 1, opacity=0.6)
+
+    def middle(self, row: float, column: float) -> tuple[float, float]:
+        """The middle of a cell."""
+        x, y = self.left + self.wide * column, self.top + self.high * row
+        return x + (self.wide - self.gap) / 2, y + (self.high - self.gap) / 2
+
+    def text(
+        self, row: float, column: float, text: object, size: float = 12, bold: bool = False,
+        opacity: float = 1.0, colour: str = INK,
+    ) -> None:  # fmt: skip
+        """A text in the middle of a cell."""
+        self.canvas.text(
+            *self.middle(row, column), text, size, bold=bold, opacity=opacity, colour=colour
+        )
+
+    def name(
+        self, row: float, text: object, size: float = 12, bold: bool = False, opacity: float = 1.0,
+        away: float = 8,
+    ) -> None:  # fmt: skip
+        """The name of a row, at its left."""
+        y = self.middle(row, 0)[1]
+        self.canvas.text(self.left - away, y, text, size, "end", bold=bold, opacity=opacity)
 
 
 def tint(colour: str, opacity: float) -> str:
@@ -124,9 +225,43 @@ def tint(colour: str, opacity: float) -> str:
     return f"rgba({r}, {g}, {b}, {opacity:g})"
 
 
+def span(text: str, style: str, tag: str = "span") -> str:
+    """A text in a style, for a drawing of words."""
+    return f'<{tag} style="{style}">{escape(text)}</{tag}>'
+
+
+def token_boxes(pieces: Sequence[str], tints: Sequence[str], numbers: Sequence[int] = ()) -> str:
+    """The pieces of a text in boxes of their tints, each above its number."""
+    style = (
+        "display: inline-block; margin: 0 2px 4px 0; padding: 1px 3px; border-radius: 4px; "
+        "text-align: center; white-space: pre; background: "
+    )
+    below = [f"<br><small>{number}</small>" for number in numbers] or [""] * len(pieces)
+    boxes = (
+        f'<span style="{style}{ground}">{escape(printable(piece))}{number}</span>'
+        for piece, ground, number in zip(pieces, tints, below, strict=True)
+    )
+    return f'<div class="diagram tokens">{"".join(boxes)}</div>'
+
+
 def printable(piece: str) -> str:
     """A token as a label: blanks and line ends made visible, undecodable bytes as a box."""
     return piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\ufffd", "▯")
+
+
+def word(piece: str) -> str:
+    """A token as a label, without the blank before it."""
+    return printable(piece.removeprefix(" ") or piece)
+
+
+def minus(number: object) -> str:
+    """A number, or one that is written out, with a minus sign as wide as a plus."""
+    return str(number).replace("-", "−")
+
+
+def span_of(numbers: range) -> str:
+    """ "4–7", or "4" for one number."""
+    return f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
 def slides(name: str, frames: Sequence[Drawing], labels: Sequence[str], first: int = 0) -> Drawing:

@@ -9,10 +9,33 @@ from lm_from_scratch.drawings.canvas import (
     COLOURS,
     INK,
     ORANGE,
+    WIDTH,
     Canvas,
     Drawing,
+    Grid,
     printable,
 )
+
+
+class _Clock:
+    """The face of a clock, with a mark at each hour. A turn of 0.25 is 3 o'clock."""
+
+    def __init__(self, canvas: Canvas, x: float, y: float, radius: float) -> None:
+        self.canvas, self.x, self.y, self.radius = canvas, x, y, radius
+        canvas.circle(x, y, radius)
+        for hour in range(12):
+            canvas.line(*self.at(0.92, hour / 12), *self.at(1.0, hour / 12))
+
+    def at(self, share: float, turn: float) -> tuple[float, float]:
+        """A place at a ``share`` of the radius."""
+        long, angle = share * self.radius, 2 * math.pi * turn
+        return self.x + long * math.sin(angle), self.y - long * math.cos(angle)
+
+    def hand(
+        self, turn: float, colour: str, width: float = 2.4, opacity: float = 1.0, arrow: bool = True
+    ) -> None:
+        end = self.at(0.88, turn)
+        self.canvas.line(self.x, self.y, *end, width, colour, opacity, arrow)
 
 
 def clock_hands(*places: tuple[int, int]) -> Drawing:
@@ -20,84 +43,62 @@ def clock_hands(*places: tuple[int, int]) -> Drawing:
 
     A clock for each of the ``places``: the position of a key, and that of a query after it.
     """
-    wide, radius = 343 / max(2, len(places)), 60
-    canvas = Canvas(
-        round(wide * len(places)), 198,
-        "; ".join(
-            f"a key at position {key} and a query at position {query}, "
-            f"{30 * (query - key)} degrees apart"
-            for key, query in places
-        ),
-    )  # fmt: skip
+    wide, radius = WIDTH / max(2, len(places)), 60
+    says = (
+        f"a key at position {key} and a query at position {query}, {30 * (query - key)} degrees "
+        "apart"
+        for key, query in places
+    )
+    canvas = Canvas(round(wide * len(places)), 198, "; ".join(says))
     for i, (key, query) in enumerate(places):
-        x, y = wide * (i + 0.5), radius + 18
-        _dial(canvas, x, y, radius)
+        x, low = wide * (i + 0.5), 2 * radius + 18
+        clock = _Clock(canvas, x, radius + 18, radius)
         for hour in range(1, 13):
-            canvas.text(*_tip(x, y, radius + 10, hour / 12), f"{hour}", 10, opacity=0.8)
-        canvas.line(x, y, *_tip(x, y, 0.88 * radius, key / 12), 2.4, ORANGE, arrow=True)
-        canvas.line(x, y, *_tip(x, y, 0.88 * radius, query / 12), 2.4, BLUE, arrow=True)
-        start, end = (_tip(x, y, 0.36 * radius, at / 12) for at in (key, query))
+            canvas.note(*clock.at(7 / 6, hour / 12), hour, "middle", 10)
+        clock.hand(key / 12, ORANGE)
+        clock.hand(query / 12, BLUE)
+        (x1, y1), (x2, y2) = clock.at(0.36, key / 12), clock.at(0.36, query / 12)
         large = int((query - key) % 12 > 6)
         canvas.marks.append(
-            f'<path d="M{start[0]:g} {start[1]:g}A{0.36 * radius:g} {0.36 * radius:g} 0 {large} 1 '
-            f'{end[0]:g} {end[1]:g}" fill="none" stroke="{INK}"/>'
+            f'<path d="M{x1:g} {y1:g}A21.6 21.6 0 {large} 1 {x2:g} {y2:g}" fill="none" '
+            f'stroke="{INK}"/>'
         )
-        middle = _tip(x, y, 0.58 * radius, (key + query) / 24)
-        canvas.text(*middle, f"{30 * (query - key)}°", 12)
-        canvas.text(x - 50, y + radius + 29, f"key at position {key}", 12, "start")
-        canvas.text(x - 50, y + radius + 47, f"query at position {query}", 12, "start")
-        canvas.box(x - 64, y + radius + 25, 8, 8, ORANGE, 1.0, ORANGE, 1)
-        canvas.circle(x - 60, y + radius + 47, 4, BLUE, 1.0, BLUE)
+        canvas.text(*clock.at(0.58, (key + query) / 24), f"{30 * (query - key)}°", 12)
+        canvas.box(x - 64, low + 25, 8, 8, ORANGE, 1.0, ORANGE, 1)
+        canvas.text(x - 50, low + 29, f"key at position {key}", 12, "start")
+        canvas.circle(x - 60, low + 47, 4, BLUE, 1.0, BLUE)
+        canvas.text(x - 50, low + 47, f"query at position {query}", 12, "start")
     return canvas.drawing()
 
 
 def hand_speeds(turns: Mapping[str, float], steps: int) -> Drawing:
     """A clock for each name in ``turns``, with its hand at positions 0 to ``steps``, the last one
     darkest. A number says how many positions a whole turn takes."""
-    wide, radius = 343 / len(turns), min(62.0, 343 / len(turns) / 2 - 8)
-    canvas = Canvas(
-        343, 2 * radius + 56,
-        f"Hands at positions 0 to {steps}; "
-        + ", ".join(f"{name} turns once in {turn:.0f} positions" for name, turn in turns.items()),
-    )  # fmt: skip
+    wide = WIDTH / len(turns)
+    radius = min(62.0, wide / 2 - 8)
+    said = ", ".join(f"{name} turns once in {turn:.0f} positions" for name, turn in turns.items())
+    canvas = Canvas(WIDTH, 2 * radius + 56, f"Hands at positions 0 to {steps}; {said}")
     for i, (name, turn) in enumerate(turns.items()):
         x, y = wide * (i + 0.5), radius + 8
-        _dial(canvas, x, y, radius)
-        for t in range(steps + 1):
-            last = t == steps
-            tip = _tip(x, y, 0.88 * radius, t / turn)
-            canvas.line(x, y, *tip, 2.4 if last else 1.4, BLUE, 1.0 if last else 0.6, last)
+        clock = _Clock(canvas, x, y, radius)
+        for t in range(steps):
+            clock.hand(t / turn, BLUE, 1.4, 0.6, False)
+        clock.hand(steps / turn, BLUE)
         canvas.text(x, y + radius + 17, name, 12, bold=True)
         canvas.text(x, y + radius + 35, f"{turn:,.0f} tokens a turn", 12)
     return canvas.drawing()
 
 
-def _tip(x: float, y: float, radius: float, turn: float) -> tuple[float, float]:
-    """Where a hand ends that has turned clockwise from 12 o'clock: 0.25 is 3 o'clock."""
-    return x + radius * math.sin(2 * math.pi * turn), y - radius * math.cos(2 * math.pi * turn)
-
-
-def _dial(canvas: Canvas, x: float, y: float, radius: float) -> None:
-    """The face of a clock, with a mark at each hour."""
-    canvas.circle(x, y, radius)
-    for hour in range(12):
-        canvas.line(*_tip(x, y, 0.92 * radius, hour / 12), *_tip(x, y, radius, hour / 12))
-
-
 def feature_pairs(layouts: Mapping[str, Sequence[int]]) -> Drawing:
     """The features of a head as boxes, a row for each name in ``layouts``; a number and a colour
     say to which pair a feature belongs."""
-    canvas = Canvas(
-        343, 62 * len(layouts),
-        "; ".join(f"{name}: features belong to pairs {pairs}" for name, pairs in layouts.items()),
-    )  # fmt: skip
+    says = (f"{name}: features belong to pairs {pairs}" for name, pairs in layouts.items())
+    canvas = Canvas(WIDTH, 62 * len(layouts), "; ".join(says))
     for row, (name, pairs) in enumerate(layouts.items()):
-        canvas.text(2, 62 * row + 12, name, 12, "start", bold=True)
+        canvas.title(62 * row + 12, name, size=12)
+        grid = Grid(canvas, 2, 62 * row + 24, 339 / len(pairs), 30, 4)
         for i, pair in enumerate(pairs):
-            wide = 339 / len(pairs)
-            colour = COLOURS[pair % 5]
-            canvas.box(2 + wide * i, 62 * row + 24, wide - 4, 26, colour, 0.3, colour)
-            canvas.text(wide * (i + 0.5), 62 * row + 37, f"{pair}", 13)
+            grid.cell(0, i, pair, 13, COLOURS[pair % 5], 0.3, radius=4)
     return canvas.drawing()
 
 
@@ -107,49 +108,44 @@ def gates(
     """How much each of the gates ``names`` lets through at each of the ``pieces`` of a text, as
     disks: ``passed`` are (T, gates), silu of the gate. Nothing is drawn where it is not positive.
     """
-    row, left = 22, 105
-    column = (343 - left) / len(names)
     largest = max(map(max, passed))
-    widest = (
-        pieces[max(range(len(pieces)), key=lambda t: passed[t][i])] for i in range(len(names))
-    )
+    widest = [pieces[column.index(max(column))] for column in zip(*passed, strict=True)]
     says = (f"gate {name} at {piece!r}" for name, piece in zip(names, widest, strict=True))
-    canvas = Canvas(343, row * (len(pieces) + 1.2), "Gates, open widest: " + ", ".join(says))
-    canvas.text(left - 10, row / 2, "gate", 11, "end", opacity=0.8)
+    canvas = Canvas(WIDTH, 22 * (len(pieces) + 1.2), "Gates, open widest: " + ", ".join(says))
+    grid = Grid(canvas, 105, 0, 238 / len(names), 22, 0)
+    grid.name(0, "gate", 11, away=10, opacity=0.8)
     for i, name in enumerate(names):
-        canvas.text(left + column * (i + 0.5), row / 2, str(name), 11, opacity=0.8)
+        grid.text(0, i, name, 11, opacity=0.8)
     for t, piece in enumerate(pieces):
-        y = row * (t + 1.6)
-        canvas.text(left - 10, y, printable(piece), 13, "end")
-        canvas.line(left, y, 343, y, 0.6, opacity=0.25)
+        grid.name(t + 1.1, printable(piece), 13, away=10)
+        y = grid.middle(t + 1.1, 0)[1]
+        canvas.line(105, y, WIDTH, y, 0.6, opacity=0.25)
         for i, value in enumerate(passed[t]):
-            if value > 0.02 * largest:
-                tint = 0.15 + 0.75 * value / largest
-                radius = 10 * (value / largest) ** 0.5
-                canvas.circle(left + column * (i + 0.5), y, radius, BLUE, tint, BLUE)
+            share = value / largest
+            if share > 0.02:
+                x = grid.middle(0, i)[0]
+                canvas.circle(x, y, 10 * share**0.5, BLUE, 0.15 + 0.75 * share, BLUE)
     return canvas.drawing()
 
 
 def shared_heads(n_head: int, n_kv_heads: Sequence[int]) -> Drawing:
     """Which of ``n_head`` query heads reads which key head, once for each of ``n_kv_heads``."""
-    row, panel = 30, 343 / len(n_kv_heads)
+    row, panel = 30, WIDTH / len(n_kv_heads)
     numbers = ", ".join(map(str, n_kv_heads))
-    canvas = Canvas(
-        343, row * (n_head + 1.4), f"{n_head} query heads read {numbers} key heads, in groups"
-    )
+    says = f"{n_head} query heads read {numbers} key heads, in groups"
+    canvas = Canvas(WIDTH, row * (n_head + 1.4), says)
     for p, n_kv_head in enumerate(n_kv_heads):
         left, right = p * panel + 26, (p + 1) * panel - 30
         canvas.text((left + right) / 2, row / 2, f"H = {n_head}, Hkv = {n_kv_head}", 12, bold=True)
+        keys = [row * (0.9 + (k + 0.5) * n_head / n_kv_head) for k in range(n_kv_head)]
         for h in range(n_head):
-            head = h * n_kv_head // n_head
-            y, key = row * (h + 1.4), row * (0.9 + (head + 0.5) * n_head / n_kv_head)
-            canvas.line(left + 11, y, right - 13, key, 1.6, COLOURS[head % 5], arrow=True)
-            canvas.circle(left, y, 11, COLOURS[head % 5], 0.25)
+            head, y = h * n_kv_head // n_head, row * (h + 1.4)
+            colour = COLOURS[head % 5]
+            canvas.line(left + 11, y, right - 13, keys[head], 1.6, colour, arrow=True)
+            canvas.circle(left, y, 11, colour, 0.25)
             canvas.text(left, y, f"q{h}", 11)
-        for head in range(n_kv_head):
-            key = row * (0.9 + (head + 0.5) * n_head / n_kv_head)
-            canvas.box(right - 12, key - 11, 40, 22, COLOURS[head % 5], 0.25)
-            canvas.text(right + 8, key, f"k{head} v{head}", 11)
+        for k, y in enumerate(keys):
+            canvas.cell(right - 12, y - 11, 40, 22, f"k{k} v{k}", 11, COLOURS[k % 5], 0.25)
     return canvas.drawing()
 
 
@@ -157,11 +153,11 @@ def qwen2_blocks(n_layer: int, links: Sequence[str]) -> Drawing:
     """The parts of Qwen2 from ids (top) to logits. The five that GPT-2 has otherwise are coloured,
     numbered from 1, and lead to the addresses ``links``."""
     canvas = Canvas(
-        343, 478, f"ids, embedding, {n_layer} blocks of norm, attention, norm and gated MLP, whose "
-        "results are added to the state; a last norm, head, logits; five are marked as changed",
+        WIDTH, 478, f"ids, embedding, {n_layer} blocks of norm, attention, norm and gated MLP, "
+        "whose results are added to the state; a last norm, head, logits; five are marked as "
+        "changed",
     )  # fmt: skip
-    spine, left, width = 36, 84, 250
-    middle = left + width / 2
+    spine, left, width, middle = 36, 84, 250, 209
 
     def part(y: float, text: str, note: str, change: int = 0) -> None:
         colour = COLOURS[change - 1] if change else "none"
@@ -170,9 +166,9 @@ def qwen2_blocks(n_layer: int, links: Sequence[str]) -> Drawing:
         canvas.box(left, y, width, 34, colour, 0.25)
         if change:
             canvas.circle(left + 16, y + 17, 9, colour, 0.5)
-            canvas.text(left + 16, y + 17, str(change), 11, bold=True)
+            canvas.text(left + 16, y + 17, change, 11, bold=True)
         canvas.text(left + 32, y + 17, text, 13, "start", bold=bool(change))
-        canvas.text(left + width - 8, y + 17, note, 11, "end", opacity=0.8)
+        canvas.note(left + width - 8, y + 17, note, "end")
         if change:
             canvas.end_link()
 
@@ -182,7 +178,7 @@ def qwen2_blocks(n_layer: int, links: Sequence[str]) -> Drawing:
     canvas.line(left, 51, spine, 51)
     canvas.line(spine, 51, spine, 393)
     canvas.box(8, 82, 331, 272, radius=8)
-    canvas.text(332, 346, f"{n_layer} times", 11, "end", opacity=0.8)
+    canvas.note(332, 346, f"{n_layer} times", "end")
     part(92, "RMSNorm", "was LayerNorm", 1)
     part(132, "q, k, v", "the only biases", 2)
     part(172, "rotate q and k", "was a table", 3)
@@ -209,11 +205,10 @@ def model_sizes(configs: Mapping[str, Any], parameters: Mapping[str, int]) -> Dr
     widest, y = max(config.n_embd for config in configs.values()), 8.0
     heights = [max(3.0 * config.n_layer, 62.0) + 14 for config in configs.values()]
     says = (f"{name}: {c.n_layer} layers of width {c.n_embd}" for name, c in configs.items())
-    canvas = Canvas(343, sum(heights) + y, ", ".join(says))
+    canvas = Canvas(WIDTH, sum(heights) + y, ", ".join(says))
     for (name, config), height in zip(configs.items(), heights, strict=True):
         for layer in range(config.n_layer):
-            width = 150 * config.n_embd / widest
-            canvas.box(4, y + 3 * layer, width, 3, BLUE, 0.35, BLUE, radius=0)
+            canvas.box(4, y + 3 * layer, 150 * config.n_embd / widest, 3, BLUE, 0.35, BLUE, 0)
         canvas.text(166, y + 8, name, 13, "start", bold=True)
         numbers = (
             f"L {config.n_layer}, C {config.n_embd:,}, I {config.intermediate_size:,}",

@@ -395,7 +395,7 @@ def test_a_filling_cache_computes_each_token_once() -> None:
         words, T = texts(frame), 3 + r
         read += T
         assert words.count("again") == words.count("kept") == (T - 1 if r else 0)
-        assert words[-2:] == [f"{read} tokens", f"{T} tokens"]
+        assert [text for text in words if "tokens" in text] == [f"{read} tokens", f"{T} tokens"]
         assert words.count("q") == T + (1 if r else 3) and words.count("k") == 2 * T
 
 
