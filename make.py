@@ -34,6 +34,7 @@ DOCTREES = "docs/_build/doctrees"
 GENERATED = [
     *("docs/_build", "docs/auto_tutorials", "docs/api", "docs/generated"),
     *("docs/gpu", "docs/exercises", "docs/stories", "docs/book.rst"),
+    *("docs/classroom/syllabi.md", "docs/classroom/weeks_6", "docs/classroom/weeks_12"),
 ]
 BOOKS = "docs/_build/books"
 #: What makes a PDF, and the packages of Debian and Ubuntu that have it, with the fonts.

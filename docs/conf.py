@@ -12,7 +12,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 EXTENSIONS = DOCS / "_ext"
-for folder in (EXTENSIONS, ROOT):
+for folder in (ROOT / "tests" / "benchmarks", EXTENSIONS, ROOT):
     sys.path.insert(0, str(folder))
 # Tutorials that start a process, and the workers of a parallel build, find the same package.
 paths = [str(ROOT), str(EXTENSIONS), os.environ.get("PYTHONPATH", "")]
@@ -46,7 +46,6 @@ extensions = [
     "gallery.lessons",
     "gallery.downloads",
     "live.widgets",
-    "course.guide",
     "course.slides",
     "api.docstrings",
     "lookup.terms",

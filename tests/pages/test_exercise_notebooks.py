@@ -123,19 +123,20 @@ def test_metadata_of_nbgrader(found: Exercise) -> None:
 
 
 def count(texts: dict[Path, str]) -> int:
-    """Four files of each exercise, the configuration, wrong answers, and rules for AI helpers."""
+    """Four files an exercise, the configuration, wrong answers, rules for AI helpers, sheets."""
     wrong = sum(len(sheets.votes(found)) for found in EXERCISES)
     rules = [path for path in texts if path.name == "AGENTS.md"]
     assert Path("student", "AGENTS.md") in rules
     assert {texts[path] for path in rules} == {source.rules()}
-    return 4 * len(EXERCISES) + 1 + wrong + len(rules)
+    of_weeks = [path for path in texts if path.parts[0] == "sheets"]
+    return 4 * len(EXERCISES) + 1 + wrong + len(rules) + len(of_weeks)
 
 
 def test_the_same_bytes_twice() -> None:
     first = hand_out.files()
     exercises.source.source.cache_clear()
     assert hand_out.files() == first
-    assert exercises.archive(first) == exercises.archive(first)
+    assert hand_out.archive(first) == hand_out.archive(first)
     assert len(first) == count(first)
 
 
@@ -149,6 +150,9 @@ def test_an_assignment_may_be_a_week_of_a_plan(weeks: int) -> None:
         listed = [name for name, week in named.items() if week == f"week_{number:02d}"]
         assert listed == [found.name for found in week_.exercises]
     texts = hand_out.files(weeks)
+    assert (
+        f"# {sheets.WORDS[weeks]} weeks, week 2" in texts[Path(f"sheets/weeks_{weeks}/week_02.md")]
+    )
     for name, folder in named.items():
         assert Path("nbgrader", "source", folder, f"{name}.ipynb") in texts
     assert len(texts) == count(texts)
@@ -166,7 +170,7 @@ def test_a_plan_that_does_not_exist(
 def test_student_notebook_beside_the_tutorials() -> None:
     """`make lab` gives what the site gives."""
     there = dict(notebooks_command.exercise_files())
-    given = exercises.student_files()
+    given = hand_out.student_files()
     assert there == {
         Path("exercises") / path: text for path, text in given.items() if path.suffix != ".py"
     }
@@ -203,7 +207,7 @@ def test_solutions_have_lines_to_look_for() -> None:
 
 @each_exercise
 def test_no_solution_in_what_a_student_gets(found: Exercise) -> None:
-    given = exercises.student_files()
+    given = hand_out.student_files()
     assert leaks(plain(given[Path(f"{found.name}.ipynb")]), found.name) == []
     assert leaks(given[Path(f"{found.name}.py")], found.name) == []
     # The student has asked for a hint that is open.
@@ -220,7 +224,7 @@ def test_the_solution_is_found_where_it_is(found: Exercise) -> None:
 
 
 def test_no_solution_in_the_archive() -> None:
-    with zipfile.ZipFile(io.BytesIO(exercises.archive(exercises.student_files()))) as packed:
+    with zipfile.ZipFile(io.BytesIO(hand_out.archive(hand_out.student_files()))) as packed:
         assert packed.testzip() is None
         assert len(packed.namelist()) == 2 * len(EXERCISES) + 1
         for entry in packed.namelist():
@@ -252,7 +256,7 @@ def test_a_page_has_all_parts(found: Exercise) -> None:
 
 def test_markup_in_the_catalogue_is_text() -> None:
     given = "a * b * c, `x_i * y`, <b>, $5, [1]"
-    assert exercise_pages.text(given) == r"a \* b \* c, `x_i * y`, \<b\>, \$5, \[1\]"
+    assert exercises.text(given) == r"a \* b \* c, `x_i * y`, \<b\>, \$5, \[1\]"
 
 
 # -- the proof page --------------------------------------------------------------------------
@@ -264,7 +268,7 @@ def test_the_proof_page_shows_every_wrong_answer() -> None:
     before, _, _ = text.partition(":::::{dropdown}")
     for found in EXERCISES:
         for wrong in found.wrong:
-            assert f"| {exercise_pages.text(wrong.label)} " in text
+            assert f"| {exercises.text(wrong.label)} " in text
         # Spoilers only behind a dropdown.
         assert not any(len(w.label) > 12 and w.label in before for w in found.wrong)
 
@@ -277,7 +281,7 @@ def test_a_plan_adds_up(number: int) -> None:
     weeks = plans.weeks(number)
     text = guide.plan_table(number)
     taken = [found for week in weeks for found in week.exercises]
-    assert all(f"/{found.name}/text.py) (`{found.name}`)" in text for found in taken)
+    assert all(f"{exercises.link(found)} (`{found.name}`)" in text for found in taken)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)
     reading = sum(pages.minutes(name) for week in weeks for name in week.pages)
     work = sum(found.minutes for found in taken)

@@ -1,14 +1,12 @@
-"""What a teacher reads: whole in the repository, with links that lead somewhere there and on the
-site."""
+"""What a teacher reads: a sheet for each week of a plan has all its parts, and no solution."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
-from course import guide, links, plans, sheets
+from course import guide, plans, sheets
 from exercise_leaks import secrets
 from gallery import exercises, pages
 
@@ -16,101 +14,17 @@ from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.report import examine
 
-GUIDE = guide.GUIDE.read_text(encoding="utf-8")
-FILES = guide.files()
+TEXTS = guide.texts()
 WEEKS = [(number, week) for number in plans.PLANS for week in range(1, number + 1)]
 each_week = pytest.mark.parametrize(("number", "week"), WEEKS)
-BY_HAND = guide.CLASSROOM / "ai_helper.md"
-DOCUMENTS = {
-    *map(pages.document, pages.in_order()),
-    *(f"/exercises/{one.name}" for one in exercises.written()),
-    *(f"/{path.stem}" for path in pages.DOCS.glob("*.rst")),
-    *(f"/{path.relative_to(pages.DOCS).with_suffix('').as_posix()}" for path in FILES),
-    f"/classroom/{BY_HAND.stem}",
-    "/exercises/index",
-    "/exercises/proof",
-    "/api/index",
-}
-
-
-def sheet(number: int, week: int) -> str:
-    return FILES[guide.sheet_path(number, week)]
-
-
-def test_what_is_computed_is_in_the_repository() -> None:
-    stale = [
-        path.relative_to(pages.DOCS).as_posix()
-        for path, text in FILES.items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    assert not stale, f"{stale} changed. Run: python docs/_ext course.guide"
-    assert {*guide.files_below()} == {*FILES, BY_HAND} - {guide.GUIDE}
-
-
-def test_every_part_is_there_once() -> None:
-    names = [name for _, name, _ in guide.COMPUTED.findall(GUIDE)]
-    tables = [f"weeks_{number}" for number in plans.PLANS]
-    assert sorted(names) == sorted(["figures", "order", "outcomes", *tables])
-    assert GUIDE.count("<!--") == 2 * len(names)
-
-
-@pytest.mark.parametrize("name", ["figures", "weeks_6"])
-def test_an_old_part_is_written_again(name: str) -> None:
-    old = GUIDE.replace(guide.computed(name), "Something of last year.")
-    assert old != GUIDE and guide.written(old) == guide.written(GUIDE)
-    assert guide.written(guide.written(old)) == guide.written(old)
-
-
-@pytest.mark.parametrize("path", [*FILES, BY_HAND], ids=lambda path: path.stem)
-def test_no_markup_that_only_the_site_knows(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert not re.findall(r"\{\w+\}`|^```\{|:doc:|:math:|``|<\w+\.ipynb>", without_code(text), re.M)
-
-
-def without_code(text: str) -> str:
-    return re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.M | re.S)
-
-
-@pytest.mark.parametrize("path", [*FILES, BY_HAND], ids=lambda path: path.stem)
-def test_links_lead_to_files_of_the_repository_and_pages_of_the_site(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    found = links.LINK.findall(without_code(text))
-    assert len(found) > (1 if path == BY_HAND else 10)
-    for _, place in found:
-        if "_build" in place:
-            assert re.search(r"/_static/slides/(\w+/\w+)\.html$", place)[1] in pages.lessons()  # type: ignore[index]
-            continue
-        assert (path.parent / place).exists(), place
-        assert links.document(place, path) in DOCUMENTS or place.endswith("AGENTS.md"), place
-    headings = {
-        re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"^#+ (.+)$", text, re.M)
-    }
-    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
-
-
-def test_the_site_reads_links_as_documents() -> None:
-    given = (
-        "<!-- computed: x -->\n[A](../tutorials/1_gpt2/1_tokens.py), [map](course.rst)\n"
-        "[B](../lm_from_scratch/exercises/catalogue/rope/text.py), [c](#here)\n\n<!-- end -->\n"
-    )
-    assert guide.for_site(given) == (
-        "{doc}`A </auto_tutorials/1_gpt2/1_tokens>`, {doc}`map </course>`\n"
-        "{doc}`B </exercises/rope>`, [c](#here)\n\n"
-    )
-    deeper = (
-        "[A](../../../tutorials/gpu/1_swiglu.py), [1](../../_build/html/_static/slides/x/y.html)"
-    )
-    assert guide.for_site(deeper, "classroom/weeks_6/week_01") == (
-        '{doc}`A </gpu/1_swiglu>`, <a href="../../_static/slides/x/y.html">1</a>'
-    )
 
 
 def test_no_line_of_a_solution() -> None:
     """The site shows these pages to students as well."""
-    for path, text in FILES.items():
+    for place, text in TEXTS.items():
         for one in exercises.written():
             found = [line for line in secrets(one.name) if line in text]
-            assert all(line in "\n".join(one.hints) for line in found), path
+            assert all(line in "\n".join(one.hints) for line in found), place
 
 
 # -- the sheets ------------------------------------------------------------------------------
@@ -118,7 +32,7 @@ def test_no_line_of_a_solution() -> None:
 
 @each_week
 def test_a_sheet_has_all_parts(number: int, week: int) -> None:
-    text, found = sheet(number, week), plans.weeks(number)[week - 1]
+    text, found = TEXTS[f"{sheets.place(number, week)}.md"], plans.weeks(number)[week - 1]
     parts = ["Minutes", "Talk", "Three wrong answers to vote on", "Questions that may come",
              "Quiz", "Model answers"]  # fmt: skip
     assert re.findall(r"^## (.*)$", text, re.M) == parts
@@ -127,7 +41,7 @@ def test_a_sheet_has_all_parts(number: int, week: int) -> None:
     asked = sum(len(sheets.questions(name)) for name in found.pages)
     assert len(re.findall(r"^\*\*Question \d+\.\*\*", text, re.M)) == asked > 0
     for one in found.exercises:
-        assert f"### {exercises.title(one)}" in re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text)
+        assert f"### {exercises.link(one)}" in text
     for answer in re.findall(r"^\*Answer:\* *(.*)$", text, re.M):
         assert len(answer) > 20, answer
 

@@ -20,6 +20,7 @@ import page_checks
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SITE, Visit
+from course import hand_out
 from editions import translation
 from exercise_leaks import leaks, plain
 from gallery import downloads, exercises, pages
@@ -324,7 +325,7 @@ def downloaded(site: Path, page: str, file: str) -> str:
 @pytest.fixture(scope="module")
 def given() -> dict[Path, str]:
     """Every file that a student gets."""
-    return exercises.student_files()
+    return hand_out.student_files()
 
 
 @pytest.mark.parametrize("found", exercises.written(), ids=lambda found: found.name)
@@ -354,7 +355,7 @@ def test_exercise(site: Path, given: dict[Path, str], found: Exercise) -> None:
 def test_download_of_all_exercises(site: Path, given: dict[Path, str]) -> None:
     page = (site / "exercises/index.html").read_text(encoding="utf-8")
     (place,) = set(re.findall(r'_downloads/[0-9a-f]+/exercises\.zip(?=")', page))
-    assert (site / place).read_bytes() == exercises.archive(given)
+    assert (site / place).read_bytes() == hand_out.archive(given)
 
 
 def test_no_other_file_holds_a_solution(site: Path) -> None:

@@ -10,11 +10,11 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from gallery import exercises, pages
+from gallery import pages
 from sources import modules, templates
 from sources.modules import PACKAGE
 
-from lm_from_scratch.exercises.exercise import folder
+from lm_from_scratch.exercises.exercise import exercises, folder
 
 #: Names that an index leaves out: what others call, and the inside of a kernel.
 INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")
@@ -52,7 +52,7 @@ def used_on(module: str) -> str:
     ]
     links += [
         f":doc:`/exercises/{one.name}`"
-        for one in exercises.written()
+        for one in exercises()
         if modules.uses(folder(one.name) / "checks.py", module)
     ]
     return templates.render("used_on.rst", links=links)

@@ -131,11 +131,11 @@ def settings() -> dict[str, Any]:
             "papersize": "a4paper",
             "pointsize": "10pt",
             "extraclassoptions": "openany,oneside",
-            "fontpkg": FONTS + ("" if chinese else WESTERN),
+            "fontpkg": tex("fonts") if chinese else tex("fonts", "western"),
             "fvset": r"\fvset{fontsize=\footnotesize}",
             "fncychap": "",
             "sphinxsetup": SETUP,
-            "preamble": PREAMBLE + (CHINESE if chinese else ""),
+            "preamble": tex("preamble", "chinese") if chinese else tex("preamble"),
             **({"makeindex": "", "printindex": ""} if chinese else {}),
             "figure_align": "H",
         },
@@ -144,45 +144,18 @@ def settings() -> dict[str, Any]:
 
 AUTHOR = "The lm_from_scratch authors"
 COVER = "_static/cover.svg"
-FONTS = r"""
-\usepackage{xeCJK}
-\setmainfont{FreeSerif}
-\setsansfont{DejaVu Sans}[Scale=0.9]
-\setmonofont{DejaVu Sans Mono}[Scale=0.86]
-\setCJKmainfont{Noto Serif CJK SC}
-\setCJKsansfont{Noto Sans CJK SC}
-\setCJKmonofont{Noto Sans Mono CJK SC}
-"""
-#: In English, quotation marks and dashes are those of the text's own font.
-WESTERN = r"""
-\xeCJKDeclareCharClass{Default}{"00A0 -> "2E7F, "FFFD}
-\xeCJKsetup{CJKspace=true}
-"""
 SETUP = ",".join([
     "hmargin={22mm,22mm}", "vmargin={24mm,24mm}", "verbatimforcewraps=true",
     "VerbatimColor={RGB}{246,247,249}", "VerbatimBorderColor={RGB}{214,220,226}",
     "InnerLinkColor={RGB}{0,82,130}", "OuterLinkColor={RGB}{0,82,130}",
     "TitleColor={RGB}{20,40,60}",
 ])  # fmt: skip
-PREAMBLE = r"""
-\setcounter{secnumdepth}{-2}
-\newenvironment{bookoutput}
-  {\par\sphinxsetup{VerbatimColor={RGB}{251,250,244},VerbatimBorderColor={RGB}{217,179,108}}}{\par}
-\newenvironment{bookdrawing}
-  {\par\medskip\begingroup\sffamily\small\raggedright\setlength{\parindent}{0pt}\setlength{\fboxsep}{1.5pt}\sloppy}
-  {\par\endgroup\medskip}
-\newcommand{\bookbox}[2]{\colorbox[HTML]{#1}{\strut #2}}
-\newcommand{\booksmall}[1]{{\footnotesize #1}}
-\newcommand{\bookwrong}[1]{\underline{\underline{#1}}}
-\newcommand{\bookstruck}[1]{{\setbox0=\hbox{#1}\rlap{\rule[0.5ex]{\wd0}{0.8pt}}\box0}}
-\newcommand{\bookmark}[1]{{\setlength{\fboxsep}{0.5pt}\fbox{#1}}}
-\newenvironment{bookframe}{\begin{minipage}[t]{0.48\linewidth}}{\end{minipage}}
-"""
 
 
-CHINESE = r"""
-\AtBeginDocument{\renewcommand{\contentsname}{目录}}
-"""
+def tex(*names: str) -> str:
+    """Parts of what TeX reads first, from `_pages/book`."""
+    files = (pages.DOCS / "_pages" / "book" / f"{name}.tex" for name in names)
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def title_of_the_book() -> str:

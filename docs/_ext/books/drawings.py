@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from gallery import figures, pages
+from gallery import figures
 from sphinx.util import texescape
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+CSS = Path(__file__).resolve().parents[2] / "_static" / "site.css"
 #: Elements of a drawing that is made of words.
 WORDS = {"div", "span", "b", "strong", "s", "small", "br", "wbr"}
 #: Of its size on a page, so that letters are as large as those of the text.
@@ -65,7 +66,7 @@ def standing_alone(svg: ElementTree.Element) -> str:
 
 def letters() -> str:
     """Letters in a colour are dark enough to be read, as on the site on a light ground."""
-    css = (pages.DOCS / "_static" / "site.css").read_text(encoding="utf-8")
+    css = CSS.read_text(encoding="utf-8")
     light = re.findall(r'^html\[data-theme="light"\] :is\((\.diagram text.*?\) \{.*\})$', css, re.M)
     return re.sub(r"\.(diagram|figure) ", "", " ".join(light)).replace(") {", " {")
 

@@ -32,21 +32,11 @@ def kind(found: Exercise) -> str:
     return "kernel" if found.key[0] == 99 else "write"
 
 
-def text(given: str) -> str:
-    """A sentence of the catalogue in Markdown: only what stands in backticks is marked up."""
-    parts = re.split(r"(`[^`]*`)", given)
-    return "".join(
-        p if i % 2 else re.sub(r"([\\*_$\[\]<>|])", r"\\\1", p) for i, p in enumerate(parts)
-    )
-
-
 templates.PAGES.filters |= {
     "as_student": as_student,
     "kind": kind,
-    "lower_first": lambda sentence: sentence[:1].lower() + sentence[1:],
     "upper_first": lambda sentence: sentence[:1].upper() + sentence[1:],
-    "mistake": lambda found: text(cards.with_links(found.hunt)),
-    "text": text,
+    "mistake": lambda found: exercises.text(cards.with_links(found.hunt)),
     "without_title": lambda markdown: re.sub(r"\A# .*\n+", "", markdown),
 }
 

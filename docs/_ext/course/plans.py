@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 
-from gallery import exercises, pages
+from gallery import pages
 
-from lm_from_scratch.exercises.exercise import Exercise
+from lm_from_scratch.exercises.exercise import Exercise, exercises
 
 #: By its number of weeks: where a course leads, as patterns of pages, and the highest difficulty
 #: that it takes.
@@ -63,7 +63,7 @@ def weeks(number: int) -> list[Week]:
     """
     goals, hardest = PLANS[number]
     names = pages_to(goals)
-    taken = {one.name: one for one in exercises.written() if one.difficulty <= hardest}
+    taken = {one.name: one for one in exercises() if one.difficulty <= hardest}
     work = [
         pages.minutes(n) + sum(one.minutes for one in taken.values() if one.page == n)
         for n in names

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -19,7 +18,7 @@ from gallery import exercises, pages
 from museum import cards
 from sources import templates
 
-from course import links, plans
+from course import plans
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise, Wrong, exercise
 from lm_from_scratch.exercises.report import missing
@@ -59,6 +58,8 @@ def chapter(name: str) -> dict[str, Any]:
 
 
 def note(name: str) -> Note:
+    if not has_note(name):
+        raise ValueError(f"{name} has no note for teachers in docs/classroom/notes")
     chapter_name, _, page_name = name.partition("/")
     return Note(**chapter(chapter_name)[page_name])
 
@@ -75,7 +76,17 @@ def explanation(one: Exercise) -> str:
         return str(written[one.name])
     mistakes = [cards.numbers()[number] for number in cards.NUMBER.findall(one.hunt)]
     told = (f"{card.wrong} A user saw this: {card.saw}" for card in mistakes)
-    return links.from_page(" ".join(told), one.page)
+    return markdown(" ".join(told), one.page)
+
+
+def markdown(text: str, page: str = "") -> str:
+    """A text of a page, or of a document of `docs`, in MyST. Titles of links have no code."""
+    text = pages.with_documents(page, text, ":doc:`{} <{}>`")
+    text = re.sub(r":doc:`([^`<]+?)\s*<([^>`]+)>`", r"{doc}`\1 <\2>`", text)
+    text = re.sub(r"``([^`]+)``", r"`\1`", text)
+    text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
+    text = re.sub(r"(?<!\})`([^`<]+?)\s*<(https?://[^>`]+)>`_+", r"[\1](\2)", text)
+    return " ".join(text.split())
 
 
 # -- what the pages ask --------------------------------------------------------------------------
@@ -103,7 +114,7 @@ def questions(name: str) -> list[Question]:
             choices = [first_paragraph(item) for item in items]
             answer = first_paragraph(after)
             parts = (question, *choices, answer)
-            question, *choices, answer = (links.from_page(part, name) for part in parts)
+            question, *choices, answer = (markdown(part, name) for part in parts)
             found.append(Question(question, choices, "", answer))
     answers = note(name).answers
     if len(found) != len(answers):
@@ -130,7 +141,7 @@ def first_paragraph(text: str) -> str:
 def steps(name: str) -> list[str]:
     """The headings of a lesson, without those at its end."""
     titles = [s.title for s in pages.sections(name) if s.mark == "-"]
-    return [links.from_page(t, name) for t in titles if t not in ("Exercises", "Summary")]
+    return [markdown(t, name) for t in titles if t not in ("Exercises", "Summary")]
 
 
 def items(text: str, mark: str) -> list[str]:
@@ -140,7 +151,7 @@ def items(text: str, mark: str) -> list[str]:
 
 def kept(name: str) -> list[str]:
     """The three lines to keep."""
-    return [links.from_page(item, name) for item in items(pages.said(name, "Summary"), r"\*")]
+    return [markdown(item, name) for item in items(pages.said(name, "Summary"), r"\*")]
 
 
 @dataclass(frozen=True)
@@ -170,8 +181,8 @@ def deeper_quizzes(name: str) -> list[Quiz]:
         if text:
             paragraphs = [part for part in text.split("\n\n") if not re.match(r"\d+\. ", part)]
             answer = [part for part in paragraphs if re.search(r"false|^The \w+:|true", part)]
-            sentences = [links.from_page(item, deeper) for item in items(text, r"\d+\.")]
-            said = links.from_page(" ".join(answer), deeper)
+            sentences = [markdown(item, deeper) for item in items(text, r"\d+\.")]
+            said = markdown(" ".join(answer), deeper)
             found.append(Quiz(deeper, sentences, said))
     return found
 
@@ -200,7 +211,7 @@ def asked() -> list[Asked]:
         places = re.findall(r"</(?:auto_tutorials/)?([\w/]+)>`", rest)
         named = [name for place in places if (name := pages.page_of(place))]
         lessons = [*dict.fromkeys(map(pages.lesson, named))]
-        found.append(Asked(links.from_document(title), links.from_document(answer), lessons))
+        found.append(Asked(markdown(title), markdown(answer), lessons))
     return found
 
 
@@ -291,8 +302,9 @@ class Item:
 
 
 def spoken(*texts: str) -> int:
-    """Minutes to say texts aloud, at least one."""
-    return max(1, round(sum(pages.words(text) for text in texts) / SAID_A_MINUTE))
+    """Minutes to say texts aloud, at least one. Where a link leads is not said."""
+    said = [re.sub(r"\{doc\}`([^`]+?) <[^`>]+>`", r"\1", text) for text in texts]
+    return max(1, round(sum(map(pages.words, said)) / SAID_A_MINUTE))
 
 
 def talk(name: str) -> int:
@@ -361,6 +373,7 @@ def timed(items: list[Item]) -> list[tuple[str, Item]]:
 # -- the sheet -----------------------------------------------------------------------------------
 
 templates.PAGES.filters |= {
+    "page_link": lambda name: f"{{doc}}`{pages.sections(name)[0].plain} <{pages.document(name)}>`",
     "steps": steps,
     "questions": questions,
     "kept": kept,
@@ -370,11 +383,15 @@ templates.PAGES.filters |= {
 }
 
 
-def sheet(number: int, week: int, path: Path) -> str:
+def place(number: int, week: int) -> str:
+    """The document of the sheet of a week; weeks are counted from 1."""
+    return f"classroom/weeks_{number}/week_{week:02d}"
+
+
+def sheet(number: int, week: int) -> str:
     found = plans.weeks(number)[week - 1]
     people = [one for one in asked() if {*one.lessons} & {*found.pages}]
-    return links.render(
-        path,
+    return templates.render(
         "teaching/sheet.md",
         number=number,
         words=WORDS[number],

@@ -20,7 +20,6 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from editions import translation
 from gallery import exercises, lessons, pages
 from live import widgets
-from sources import templates
 
 FOLDER = Path("_static", "slides")
 #: What a slide takes of what a block has drawn.
@@ -212,13 +211,11 @@ def write(app: Any, docname: str, template: str, context: Any, document: Any) ->
         return
     if app.builder.name == "html":
         made = slides(name, document, renderer(app))
-        text = templates.render(
-            "slides.html",
-            title=pages.sections(name)[0].plain,
-            slides=made,
-            language=app.config.language,
-        )
-        templates.write({Path(app.outdir, FOLDER, f"{name}.html"): text})
+        title = pages.sections(name)[0].plain
+        values = {"title": title, "slides": made, "language": app.config.language}
+        path = Path(app.outdir, FOLDER, f"{name}.html")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(app.builder.templates.render("slides.html", values), encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -17,7 +17,6 @@ from typing import Any
 from babel.messages.extract import extract_from_dir
 from babel.messages.pofile import read_po
 from docutils import nodes
-from sources import templates
 from sphinx.locale import _
 from sphinx.util import docname_join
 
@@ -107,7 +106,9 @@ def write(app: Any, env: Any) -> None:
     known = words(LANGUAGE)
     if app.builder.name == "html" and known:
         text = f"const lmWords = {json.dumps(known, ensure_ascii=False)};\n"
-        templates.write({Path(app.outdir, "_static", WORDS): text})
+        path = Path(app.outdir, "_static", WORDS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def name(app: Any, env: Any, node: nodes.Element, shown: nodes.Element) -> None:

@@ -1,11 +1,6 @@
-"""The exercises of the course: by page and chapter, and the files that a student gets.
+"""The exercises of the course: by page and chapter, and how a page names one."""
 
-`hand_out.py` writes the files, `exercise_pages.py` the pages of the site.
-"""
-
-import io
-import zipfile
-from pathlib import Path
+import re
 
 from sources import templates
 from sphinx.locale import _
@@ -14,7 +9,6 @@ from gallery import pages
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.exercise import exercises as written
-from lm_from_scratch.exercises.notebook import dump, notebook
 
 TITLE = "12. Exercises"
 INTRO = (
@@ -52,35 +46,21 @@ def link(found: Exercise) -> str:
     return f"{{doc}}`{title(found)} </exercises/{found.name}>`"
 
 
+def text(given: str) -> str:
+    """A sentence of the catalogue in Markdown: only what stands in backticks is marked up."""
+    parts = re.split(r"(`[^`]*`)", given)
+    return "".join(
+        p if i % 2 else re.sub(r"([\\*_$\[\]<>|])", r"\\\1", p) for i, p in enumerate(parts)
+    )
+
+
 templates.PAGES.filters |= {
     "document": pages.document,
     "in_words": pages.in_words,
     "link": link,
     "minutes": pages.minutes,
+    "lower_first": lambda sentence: sentence[:1].lower() + sentence[1:],
+    "text": text,
     "title": title,
 }
 templates.PAGES.tests["lesson"] = pages.is_lesson
-
-
-# -- the files -------------------------------------------------------------------------------
-
-
-def student_files() -> dict[Path, str]:
-    """What a student gets: a notebook and a script of each exercise, and rules for AI helpers."""
-    texts = {Path(source.RULES): source.rules()}
-    for found in written():
-        texts[Path(f"{found.name}.ipynb")] = dump(notebook(found))
-        texts[Path(f"{found.name}.py")] = source.script(found.name)
-    return texts
-
-
-def archive(texts: dict[Path, str]) -> bytes:
-    """A zip of files, the same bytes for the same texts."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
-        for path, text in sorted(texts.items()):
-            entry = zipfile.ZipInfo(path.as_posix(), (2026, 1, 1, 0, 0, 0))
-            entry.external_attr = 0o644 << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            packed.writestr(entry, text)
-    return stream.getvalue()

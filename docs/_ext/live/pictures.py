@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from sources import templates
 from sphinx.locale import _
 from torch import Tensor
 
@@ -20,6 +19,8 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 Row = tuple[str, float, str]
 Picture = tuple[str, list[Row]]
 SHOWN = 5
+#: With which a widget begins if a page says nothing else.
+PROMPT = "If the file does not exist, an"
 
 
 @cache
@@ -42,9 +43,6 @@ def logits(name: str, prompt: str) -> Tensor:
 def shown(token: str) -> str:
     """A token as a label: blanks and line ends are visible."""
     return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-
-
-templates.PAGES.filters["shown"] = shown
 
 
 def percent(label: str, share: float) -> Row:

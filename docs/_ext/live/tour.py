@@ -1,36 +1,41 @@
 """The numbers and pictures of the tour: what the shipped model did with one text."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from sources import templates
 from torch import Tensor
 
-from live import pictures, widgets
-from live.pictures import Row
+from live import pictures
 
 MODEL, NEW = "qwen2-docs", 6
 LAYER, HEAD = 3, 3  # the head of step 3; the page says "the fourth block"
 
 
+class Strip(NamedTuple):
+    """A vector, and the size that has the strongest colour."""
+
+    numbers: list[float]
+    most: float
+
+
 def numbers() -> dict[str, Any]:
     model, tokenizer = pictures.shipped(MODEL)
-    ids = tokenizer.start(widgets.PROMPT)
+    ids = tokenizer.start(pictures.PROMPT)
     pieces = ["⊢", *tokenizer.pieces(ids[1:])]
     states = stages(model, ids)
-    look = pictures.look(MODEL, widgets.PROMPT, LAYER, HEAD)[1]
+    look = pictures.look(MODEL, pictures.PROMPT, LAYER, HEAD)[1]
     most = max(look, key=lambda row: row[1])
     config = model.config
     return {
-        "prompt": widgets.PROMPT, "count": len(ids), "last": pieces[-1].strip(), "id": ids[-1],
+        "prompt": pictures.PROMPT, "count": len(ids), "last": pieces[-1].strip(), "id": ids[-1],
         "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         "vocabulary": config.vocab_size, "width": config.n_embd, "heads": config.n_head,
         "blocks": config.n_layer, "most": most[0].strip("·"), "most_share": f"{most[1]:.0%}",
-        "tokens": row_of(zip(pieces, ids, strict=True)),
+        "tokens": list(zip(map(pictures.shown, pieces), ids, strict=True)),
         "strips": strips(states),
-        "look": look, "lens": pictures.lens(MODEL, widgets.PROMPT),
-        "likeliest": pictures.picture("next", MODEL, widgets.PROMPT)[1],
-        "said": said(model, tokenizer, ids), "bars": bars,
+        "look": look, "lens": pictures.lens(MODEL, pictures.PROMPT),
+        "likeliest": pictures.picture("next", MODEL, pictures.PROMPT)[1],
+        "new": continued(model, tokenizer, ids),
     }  # fmt: skip
 
 
@@ -53,28 +58,16 @@ def stages(model: Any, ids: list[int]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def said(model: Any, tokenizer: Any, ids: list[int]) -> str:
-    """The text and what the model puts behind it, the likeliest token each time."""
+def continued(model: Any, tokenizer: Any, ids: list[int]) -> str:
+    """What the model puts behind the text, the likeliest token each time."""
     end = list(ids)
     for _ in range(NEW):
         end.append(int(model(torch.tensor([end]))[0, -1].argmax()))
-    new = tokenizer.decode(end[len(ids) :])
-    return templates.render("tour/said.html", prompt=widgets.PROMPT, new=new)
+    return str(tokenizer.decode(end[len(ids) :]))
 
 
-def row_of(tokens: Any) -> str:
-    return templates.render("tour/tokens.html", tokens=list(tokens))
-
-
-def strips(states: dict[str, Tensor]) -> dict[str, str]:
+def strips(states: dict[str, Tensor]) -> dict[str, Strip]:
     """Numbers as colours; those around the MLP in the same ones."""
     around = torch.stack([states["attended"], states["behind"]]).abs().max().item()
     most = {"embedded": states["embedded"].abs().max().item()}
-    return {
-        name: templates.render("tour/strip.html", numbers=x.tolist(), most=most.get(name, around))
-        for name, x in states.items()
-    }
-
-
-def bars(rows: list[Row]) -> str:
-    return templates.render("tour/bars.html", rows=rows)
+    return {name: Strip(x.tolist(), most.get(name, around)) for name, x in states.items()}

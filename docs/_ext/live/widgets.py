@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from docutils import nodes
 from docutils.parsers.rst import directives
 from editions import translation
-from sources import templates
 from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
 from live import pictures
+from live.pictures import PROMPT
 from lm_from_scratch import pretrained
 
 LIVE = Path(__file__).resolve().parents[2] / "_static" / "live"
@@ -42,7 +42,6 @@ INVITATIONS = {
     ),
     "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
 }
-PROMPT = "If the file does not exist, an"
 
 
 class live(nodes.General, nodes.Element):
@@ -80,7 +79,8 @@ def visit(self: Any, node: live) -> None:
 
 def depart(self: Any, node: live) -> None:
     picture = pictures.picture(node["widget"], node["model"], node["prompt"])
-    self.body.append(templates.render("live.html", picture=picture) + "</section>\n")
+    html = self.builder.templates.render("live.html", {"picture": picture})
+    self.body.append(f"{html}</section>\n")
 
 
 def skip(self: Any, node: live) -> None:
@@ -102,9 +102,7 @@ def digest() -> str:
 def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
     if doctree is not None and next(doctree.findall(live), None) is not None:
         version = {"data-version": digest()}
-        if (
-            translation.LANGUAGE != translation.FIRST
-        ):  # the models of the first edition, from this folder
+        if translation.LANGUAGE != translation.FIRST:  # the models are those of the first edition
             version["data-models"] = "../../../_static/live/"
         app.add_js_file("live/loader.js", loading_method="defer", **version)
         app.add_css_file("live/live.css")
@@ -123,7 +121,8 @@ def write_models(folder: Path) -> None:
             "weights": base64.b64encode((shipped / "model.safetensors").read_bytes()).decode(),
         }
         script = f"lm.receive({json.dumps(shipped.name)}, {json.dumps(parts)});\n"
-        templates.write({folder / f"{shipped.name}.js": script})
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{shipped.name}.js").write_text(script, encoding="utf-8")
 
 
 def finish(app: Any, error: Exception | None) -> None:

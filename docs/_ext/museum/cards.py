@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from gallery import exercises, pages
+from gallery import pages
 from gallery.pages import Section
 from sources import templates
 
-from lm_from_scratch.exercises.exercise import Exercise
+from lm_from_scratch.exercises import source
+from lm_from_scratch.exercises.exercise import Exercise, exercises
 
 ONE = r"[GQKLTM][1-9]\d{0,2}"
 NUMBER = re.compile(rf"\b({ONE})\b")
@@ -59,7 +60,7 @@ def shown(exhibit: Section) -> list[str]:
 
 
 def hunts(number: str) -> list[Exercise]:
-    return [one for one in exercises.written() if number in NUMBER.findall(one.hunt)]
+    return [one for one in exercises() if number in NUMBER.findall(one.hunt)]
 
 
 def label(number: str) -> str:
@@ -80,7 +81,7 @@ def link(exhibit: Section) -> str:
 
 
 def hunt_line(one: Exercise) -> str:
-    title = exercises.title(one).removeprefix("Bug hunt: ")
+    title = source.title(one.name).replace("`", "").removeprefix("Bug hunt: ")
     return f"Hunt: :doc:`{title} </exercises/{one.name}>`."
 
 
@@ -129,7 +130,7 @@ def index(stories: Sequence[Any]) -> str:
         where=partial(where, stories=stories),
         stories=stories,
         chapters_of=chapters,
-        hunts=[one for one in exercises.written() if one.hunt and not NUMBER.search(one.hunt)],
+        hunts=[one for one in exercises() if one.hunt and not NUMBER.search(one.hunt)],
         folders={f.name: pages.header_text(f)[0] for f in [*pages.chapters(), pages.GPU]},
         hunt_line=hunt_line,
     )

@@ -7,18 +7,16 @@ itself is `_pages/benchmarks.rst`.
 """
 
 import statistics
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gallery import pages
-from sources import templates
-
-sys.path += {str(path.parent) for path in (pages.ROOT / "tests").rglob("measure.py")}
 import measure
 from measure import Row
+from sources import templates
+
+ROOT = Path(__file__).resolve().parents[3]
 
 BESIDE = {"ahead": "faster", "behind": "**slower**", "undecided": "no clear difference"}
 NOTHING = "–"
@@ -273,7 +271,7 @@ def page(reports: list[Report], folder: Path) -> str:
         return section(name, reports, folder)
 
     runs = [run_of(report) for report in reports]
-    gpu = (pages.GPU / "measurements.json").is_file()
+    gpu = (ROOT / "tutorials" / "gpu" / "measurements.json").is_file()
     overview(reports, folder / "overview.svg")
     text = templates.render(
         "benchmarks.rst", runs=runs, asked=asked, question=question, gpu=gpu, some=some

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import measure
 from api import families, package
-from course import exercise_pages
+from course import exercise_pages, guide, hand_out
 from editions import translation
 from gallery import exercises, gpu_pages, pages
 from live import tour, widgets
@@ -18,7 +17,7 @@ from output import benchmarks
 def texts(docs: Path) -> dict[Path, str | bytes]:
     """What is in each file; whole pages first, then what a page includes."""
     found = {
-        "benchmarks.rst": benchmarks.page(measure.all_stored(), docs / "generated"),
+        "benchmarks.rst": benchmarks.page(benchmarks.measure.all_stored(), docs / "generated"),
         "museum.rst": cards.index(stories.told()),
         **stories.pages(),
         "families.rst": families.page(),
@@ -27,6 +26,7 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
         "exercises/your_package.md": exercise_pages.your_package(),
         "gpu/index.rst": gpu_pages.index(),
         **package.texts(),
+        **guide.texts(),
         "tour.rst": templates.render("tour.rst", **tour.numbers()),
         "javascript.rst": templates.render("javascript.rst", lines=javascript_lines()),
         "generated/rooms.rst": package.rooms(),
@@ -54,16 +54,16 @@ def write(app: Any) -> None:
     if translation.LANGUAGE != translation.FIRST:  # all other files are there
         templates.write({docs / "tour.rst": templates.render("tour.rst", **tour.numbers())})
         return
-    given = exercises.student_files()
+    given = hand_out.student_files()
     files = docs / "exercises" / "files"
     made = texts(docs) | {files / path: text for path, text in given.items()}
-    made[files / "exercises.zip"] = exercises.archive(given)
+    made[files / "exercises.zip"] = hand_out.archive(given)
     templates.write(made)
     others = [f"{pages.document(name)[1:]}.rst" for name in pages.in_order()]
     others += [f"api/{name}.rst" for name in package.listed()]
     kept = {*made, *(docs / name for name in others)}
     for pattern in (
-        *("api/*.*", "exercises/**/*.*", "gpu/*.*", "stories/*.*"),
+        *("api/*.*", "classroom/weeks_*/*.*", "exercises/**/*.*", "gpu/*.*", "stories/*.*"),
         "auto_tutorials/[0-9]*/[0-9]*.rst",
     ):
         for old in {*docs.glob(pattern)} - kept:
@@ -73,7 +73,7 @@ def write(app: Any) -> None:
 def sweep(app: Any, error: Exception | None) -> None:
     """The HTML of a page that was renamed or removed goes with it, too."""
     if not error and app.builder.format == "html":
-        for folder in ("api", "auto_tutorials", "exercises", "gpu", "stories"):
+        for folder in ("api", "auto_tutorials", "classroom", "exercises", "gpu", "stories"):
             for path in Path(app.outdir, folder).rglob("*.html"):
                 name = path.relative_to(app.outdir).with_suffix("").as_posix()
                 if name not in app.env.found_docs:

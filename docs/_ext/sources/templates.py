@@ -8,8 +8,9 @@ from docutils.utils import column_width
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sphinx.locale import _
 
+DOCS = Path(__file__).resolve().parents[2]
 PAGES = Environment(
-    loader=FileSystemLoader(Path(__file__).resolve().parents[2] / "_pages"),
+    loader=FileSystemLoader([DOCS / "_pages", DOCS / "_templates"]),
     undefined=StrictUndefined,
     keep_trailing_newline=True,
     lstrip_blocks=True,

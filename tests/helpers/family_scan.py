@@ -1,0 +1,354 @@
+"""What each family of decoders in `transformers` is made of, observed on the installed release.
+
+    python tests/helpers/family_scan.py [NAME ...]
+
+writes what it found into `families.json` of the package, which is committed: the site, the lesson
+and `describe` read that file. A family is every class for text in the mapping of causal language
+models that has RMSNorm or rotates. What its config says is read from the config
+(lm_from_scratch/checkpoint/ideas.py). The rest is observed on its model on the meta device: from
+names and shapes of modules and parameters, and from one pass, in which calls of the rotation and of
+the router are counted.
+"""
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lm_from_scratch.checkpoint import ideas
+
+FILE = Path(ideas.__file__).with_name("families.json")
+#: Numbers that some default configs leave out, for which any will do.
+FILLED = {
+    "head_dim": 128, "num_key_value_heads": 8, "n_routed_experts": 8, "num_experts": 8,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "indexer_budget": 64, "indexer_head_dim": 64,
+    "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_compress_ratio": 4,
+}  # fmt: skip
+#: Keys of a config that say nothing of how a model is built.
+DULL = re.compile(
+    r"dropout|_pdrop|token_id|initializer|_loss|loss_|aux|jitter|output_|chunk_size|architectures"
+    r"|dtype|use_cache|classifier|pretraining_tp|_init$|_init_|time_step|transformers_version|_eps$|_epsilon$"
+)
+FEED_FORWARD = re.compile(r"layers\.\d+\.(mlp|feed_forward|block_sparse_moe|moe)$")
+
+
+# ---------------------------------------------------------------------- the installed package
+
+
+def candidates() -> dict[str, Any]:
+    """The default config of every causal language model for text, by its `model_type`."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    found = {}
+    for name, kind in NAMES.items():
+        with suppress(Exception):  # one that needs other configs beside its own
+            config = transformers.AutoConfig.for_model(name)
+            said = config.to_dict()
+            parts = [value for key, value in said.items() if key.endswith("_config")]
+            alone = not any(isinstance(part, dict) and "model_type" in part for part in parts)
+            if kind.endswith("ForCausalLM") and alone and not config.is_encoder_decoder:
+                found[name] = config
+    return found
+
+
+def built(name: str, config: Any) -> tuple[Any, bool]:
+    """The model of a family on the meta device, and whether its defaults were complete."""
+    import torch
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    kind = getattr(transformers, NAMES[name])
+    with torch.device("meta"):
+        try:
+            return kind(config), True
+        except Exception:
+            for key, value in FILLED.items():
+                if getattr(config, key, 0) is None:
+                    setattr(config, key, value)
+            return kind(config), False
+
+
+def scan(names: Collection[str] = ()) -> dict[str, Any]:
+    """What is stored of all families, or of some. One that cannot be built is named as left out."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    found: dict[str, Any] = {}
+    left_out = []
+    for name, config in candidates().items():
+        if names and name not in names:
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                model, complete = built(name, config)
+        except Exception:
+            left_out.append(name)
+            continue
+        said = config.to_dict()
+        norms = any("RMSNorm" in type(module).__name__ for module in model.modules())
+        if not norms and "rope_parameters" not in said:
+            continue
+        total = sum(p.numel() for p in model.parameters())
+        model.config.allow_global_per_layer_attribute_access = (
+            True  # one width of heads is enough here
+        )
+        with warnings.catch_warnings(action="ignore"):
+            code = dict(observed(model))
+        found[name] = {
+            "config": {k: v for k, v in said.items() if telling(k, v)},
+            "parameters": total if complete else None,
+            "code": code,
+        }
+    return {"transformers": transformers.__version__, "left_out": left_out, "families": found}
+
+
+def telling(key: str, value: Any) -> bool:
+    """Whether a key of a config says how the model is built."""
+    kept = key in ("rms_norm_eps", "model_type") or not DULL.search(key)
+    plain = not key.startswith("_") and key not in ("id2label", "label2id", "return_dict")
+    return (
+        kept and plain and value is not None and key not in ("problem_type", "is_encoder_decoder")
+    )
+
+
+# -------------------------------------------------------------------------------- what code says
+
+
+def names_of(model: Any) -> set[str]:
+    """The names of modules, parameters and buffers, without the numbers of layers."""
+    every = [*model.named_modules(), *model.named_parameters(), *model.named_buffers()]
+    return {re.sub(r"\.\d+(?=\.|$)", "", name) for name, _ in every}
+
+
+def observed(model: Any) -> Iterator[tuple[str, str]]:
+    """The ideas that a model shows, whatever its config says."""
+    names = names_of(model)
+
+    def has(pattern: str) -> bool:
+        return any(re.search(pattern, name) for name in names)
+
+    kinds = {type(module).__name__ for module in model.modules()}
+    if any("RMSNorm" in kind for kind in kinds):
+        yield "rms_norm", "in place of LayerNorm"
+    if placed := norms_after(model):
+        yield "norm_after", placed
+    if has(r"(q_proj|query_key_value|qkv_proj|Wqkv)\.bias$"):
+        yield "bias", "q, k and v"
+    if normed := query_norm(model):
+        yield "qk_norm", normed
+    yield from router(model, has)
+    if has(r"kv_b_proj$") and has(r"kv_a_proj_with_mqa$"):
+        yield "latent", "keys and values from a latent"
+    if has(r"attn\.\w*sinks?\w*$"):
+        yield "sinks", "a learned number for each head"
+    if is_gated(model):
+        yield "gate", "the output of each head is scaled"
+    yield from positions(model, has)
+    if has(r"\.(b_proj|in_proj_b|in_proj_ba)(\.weight)?$") and has(r"A_log$"):
+        yield "delta", "a state that is corrected"
+    elif has(r"(mamba|mixer)\.A_log$"):
+        yield "state_space", "a state for each feature"
+    elif has(r"rg_lru|\.conv\.conv$|slope_rate|(m|s)lstm"):
+        yield "recurrent", "a state, or a short convolution"
+    if has(r"\bindexer\."):
+        yield "sparse", "an indexer chooses the keys"
+    ignored = " ".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    if re.search(r"mtp|nextn", ignored):
+        yield "several", "weights in the files, not in the class"
+    if has(r"attn_hc\."):
+        yield "hyper", "several residual streams"
+
+
+def layer_of(model: Any) -> Any:
+    """The list of the layers: the longest list of modules that have attention or a mixer."""
+    from torch import nn
+
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=())
+
+
+def norms_after(model: Any) -> str:
+    """Whether the layers normalise what a sub-layer gives, beside or instead of what it takes."""
+    after = before = 0
+    for layer in layer_of(model):
+        names = [name for name, _ in layer.named_children() if re.search(r"norm\d?$", name)]
+        late = [name for name in names if name.startswith("post_")]
+        if len(names) == len(late) > 1:
+            after += 1
+        elif len(names) >= 4 and len(late) >= 2:
+            before += 1
+    return "after only" if after else "before and after" if before else ""
+
+
+def query_norm(model: Any) -> str:
+    """What is normalised of queries and keys: each head, or all of them at once."""
+    for name, module in model.named_modules():
+        if "indexer" in name or "compressor" in name or "cross" in name:
+            continue
+        if re.search(r"attn?\w*\.(q_norm|q_layernorm|query_norm|query_layernorm|qk_norm)$", name):
+            weight = getattr(module, "weight", None)
+            heads = getattr(model.config, "num_attention_heads", 1)
+            width = getattr(model.config, "head_dim", None) or model.config.hidden_size // heads
+            whole = weight is not None and weight.numel() >= heads * width > width
+            return "over all heads at once" if whole else "for each head"
+    return ""
+
+
+def is_gated(model: Any) -> bool:
+    """Whether attention has a gate: a projection of its own, or queries twice as wide as what the
+    output takes."""
+    for name, module in model.named_modules():
+        if not re.search(r"(attn|attention)$", name) or hasattr(module, "A_log"):
+            continue
+        parts = dict(module.named_children())
+        if {"g_proj", "gate_proj", "q_gate_proj"} & set(parts) and "forget_gate" not in parts:
+            return True
+        q, o = (getattr(parts.get(key), "weight", None) for key in ("q_proj", "o_proj"))
+        if q is not None and o is not None and q.ndim == 2 and len(q) == 2 * o.shape[1]:
+            return True
+    return False
+
+
+def router(model: Any, has: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """What the first layer with experts does with the scores of a token."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    block = next((m for m in model.modules() if hasattr(m, "experts")), None)
+    if block is None:
+        return
+    count = next((len(p) for p in block.experts.parameters() if p.ndim == 3), 0)
+    if count == 1:  # one expert is a feed-forward layer
+        return
+    yield "experts", str(count) if count else "of several kinds"
+    if has(r"(mlp|moe|feed_forward|block)\w*\.shared_(expert|mlp)s?\b"):
+        yield "shared", "for every token"
+    if has(r"(correction_bias|expert_bias|balancing_biases)$"):
+        yield "router_bias", "it chooses experts, and weighs none"
+    called = set()
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = getattr(func, "__name__", "")
+            if args and getattr(args[0], "shape", None) and args[0].shape[-1] >= max(2, count):
+                called.add(name)
+            return func(*args, **(kwargs or {}))
+
+    forward = block.experts.forward
+    block.experts.forward = lambda x, *others, **more: x
+    x = torch.zeros(1, 3, model.config.hidden_size, device="meta")
+    with suppress(Exception), Watch(), torch.no_grad():
+        block(x)
+    block.experts.forward = forward
+    if "sigmoid" in called:
+        yield "sigmoid", "scores by sigmoid"
+
+
+@contextmanager
+def replaced(module: Any, new: dict[str, Any]) -> Iterator[None]:
+    """For a while, names of a module mean something else."""
+    old = {name: getattr(module, name) for name in new}
+    vars(module).update(new)
+    try:
+        yield
+    finally:
+        vars(module).update(old)
+
+
+def positions(model: Any, has: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """How many features turn, and in how many layers with attention."""
+    config = model.config
+    width = getattr(config, "head_dim", None)
+    turned = [2 * len(b) for name, b in model.named_buffers() if name.endswith("inv_freq")]
+    if width and turned and max(turned) < width and not has("kv_a_proj_with_mqa"):
+        yield "partial", f"{max(turned)} of {width} features turn"
+    layers = attending(model)
+    turning = rotating_layers(model)
+    if layers and turning is not None and turning < layers:
+        yield "unrotated", f"{layers - turning} of {layers} layers with attention do not turn"
+
+
+def attending(model: Any) -> int:
+    """The number of layers that project keys."""
+    keys = re.compile(r"\.(k_proj|kv_proj|qkv_proj|kv_b_proj|query_key_value|c_attn)(\.weight)?$")
+    return sum(
+        any(keys.search(name) for name, _ in layer.named_modules())
+        and not any(name.endswith(("A_log", "slope_rate")) for name in names_of(layer))
+        for layer in layer_of(model)
+    )
+
+
+def rotating_layers(model: Any) -> int | None:
+    """In how many layers a pass calls the rotation; None where a pass cannot be watched."""
+    import torch
+
+    file = sys.modules[type(model).__module__]
+    turns = [n for n in vars(file) if n.startswith("apply_") and "rot" in n]
+    masks = [n for n in vars(file) if n.startswith("create_") and "mask" in n]
+    if not turns:
+        # A family without a rotation has none at all, unless another file turns for it.
+        return None if has_rotation(model) else 0
+    for several in (False, True):  # some feed-forward layers return a pair
+        current, called = [-1], set()
+
+        def counted(function: Callable[..., Any], called: Any = called, now: Any = current) -> Any:
+            def call(*args: Any, **more: Any) -> Any:
+                called.add(now[0])
+                return function(*args, **more)
+
+            return call
+
+        def keep(x: Any, *others: Any, several: bool = several, **more: Any) -> Any:
+            return (x, None) if several else x
+
+        hooks = [
+            layer.register_forward_pre_hook(lambda *_, i=i, now=current: now.__setitem__(0, i))
+            for i, layer in enumerate(layer_of(model))
+        ]
+        blocks = [module for name, module in model.named_modules() if FEED_FORWARD.search(name)]
+        for block in blocks:
+            block.forward = keep
+        new: dict[str, Any] = {name: counted(getattr(file, name)) for name in turns}
+        new |= dict.fromkeys(masks, lambda *_, **__: None)
+        ids = torch.zeros(1, 5, dtype=torch.long, device="meta")
+        done = False
+        with suppress(Exception), replaced(file, new), torch.no_grad():
+            model(ids, use_cache=False)
+            done = True
+        for hook in hooks:
+            hook.remove()
+        for block in blocks:
+            del block.forward
+        if done:
+            return len(called)
+    return None
+
+
+def has_rotation(model: Any) -> bool:
+    return any("inv_freq" in name for name, _ in model.named_buffers())
+
+
+def written(found: Mapping[str, Any]) -> str:
+    """The file: a line for each family."""
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(one, sort_keys=True)}"
+        for name, one in sorted(found["families"].items())
+    ]
+    head = {key: found[key] for key in ("transformers", "left_out")}
+    families = ",\n".join(lines)
+    return f'{json.dumps(head)[:-1]}, "families": {{\n{families}\n}}}}\n'
+
+
+if __name__ == "__main__":
+    found = scan(names := sys.argv[1:])
+    if names:
+        found = ideas.stored() | {"families": ideas.stored()["families"] | found["families"]}
+    FILE.write_text(written(found), encoding="utf-8")
+    print(f"{len(found['families'])} families, {FILE.stat().st_size:,} bytes")
