@@ -75,8 +75,8 @@ def answer_group(
             number = f"{advantages[i]:+.2f}"
             _bar(canvas, middle, y, 46 * advantages[i] / most, 12, number)
             says[-1] += f" {number}"
-    said = f"{question}: {right} of {len(answers)} answers are {word}"
-    return canvas.drawing(said + (": " if answers else "") + ", ".join(says))
+    summary = f"{question}: {right} of {len(answers)} answers are {word}"
+    return canvas.drawing(summary + (": " if answers else "") + ", ".join(says))
 
 
 def _bar(

@@ -30,7 +30,7 @@ def online_softmax_frames(
     for x, name, meaning in zip(columns, "mla", meanings):
         canvas.text(x, 8, name, 13, bold=True)
         canvas.note(x, 23, meaning, "middle")
-    m, l, a, said = -math.inf, 0.0, 0.0, []
+    m, l, a, captions = -math.inf, 0.0, 0.0, []
     for i in range(count):
         keys = range(i * tile, min((i + 1) * tile, len(words)))
         y = top + i * high + (0 if i else 30)  # the first frame corrects nothing: it is lower
@@ -61,11 +61,11 @@ def online_softmax_frames(
             for x, text in zip(columns, (f"{_signed(m)} → {_signed(top_score)}", *sums)):
                 canvas.text(x, y + 123, text, 11)
         m, l, a = top_score, factor * l + new[0], factor * a + new[1]
-        said.append(f"m = {m:.1f}, l = {l:.2f}, a = {a:.2f}")
+        captions.append(f"m = {m:.1f}, l = {l:.2f}, a = {a:.2f}")
         for x, name, number in zip(columns, "mla", (m, l, a)):
             canvas.text(x, y + (143 if i else 113), f"{name} = {_signed(number)}", 13, bold=True)
     canvas.text(columns[2], top + count * high + 6, f"a / l = {_signed(a / l)}", 13, bold=True)
-    return canvas.drawing(f"{count} tiles of keys; after each, " + "; ".join(said))
+    return canvas.drawing(f"{count} tiles of keys; after each, " + "; ".join(captions))
 
 
 def _signed(number: float) -> str:

@@ -34,38 +34,38 @@ def beam_tree(
     ``dropped``. The thick line leads to the best that has finished, or else to the likeliest.
     """
     looks = {"kept": (BLUE, 0.15), "finished": (GREEN, 0.4), "dropped": ("none", 0.0)}
-    ended = [one for step in steps for one in step if one.fate == "finished"]
-    best = max(ended, key=lambda one: one.score) if ended else steps[-1][0]
+    ended = [beam for step in steps for beam in step if beam.fate == "finished"]
+    best = max(ended, key=lambda beam: beam.score) if ended else steps[-1][0]
     rows = []
     for step in steps:
-        lost = [one for one in step if one.fate == "dropped"][:dropped]
-        rows.append([one for one in step if one.fate != "dropped" or one in lost])
+        lost = [beam for beam in step if beam.fate == "dropped"][:dropped]
+        rows.append([beam for beam in step if beam.fate != "dropped" or beam in lost])
     columns = max(map(len, rows))
     wide, high = min(WIDTH / columns, 96), 62
     canvas, says = Canvas(max(wide * columns, 110), high * len(rows) + 34), []
     canvas.text(4, 14, printable(start), 13, "start", bold=True)
     ends = [(wide / 2, 24.0)]
     for depth, row in enumerate(rows, 1):
-        below, said = [], []
-        for i, one in enumerate(row):
+        below, captions = [], []
+        for i, beam in enumerate(row):
             x, y = wide * (i + 0.5), high * depth - 12.0
-            lost, won = one.fate == "dropped", one.tokens == best.tokens[:depth]
-            text, share = piece(one.tokens[-1]), f"{100 * math.exp(one.log_probability):.2g}%"
+            lost, won = beam.fate == "dropped", beam.tokens == best.tokens[:depth]
+            text, share = piece(beam.tokens[-1]), f"{100 * math.exp(beam.log_probability):.2g}%"
             thick, colour, faint = (3.0, BLUE, 1.0) if won else (1.2, INK, 0.45)
             dashes = "3 3" if lost else ""
-            x0, y0 = ends[one.parent]
+            x0, y0 = ends[beam.parent]
             canvas.line(x0, y0, x, y, thick, colour, faint, dashes=dashes)
             if not lost:
-                colour, strength = looks[one.fate]
+                colour, strength = looks[beam.fate]
                 canvas.box(x - wide / 2 + 2, y, wide - 4, 36, colour, strength, colour, 4)
             size = min(13.0, (wide - 8) / (0.64 * len(text)))
             canvas.text(x, y + 11, printable(text), size, bold=won, opacity=0.75 if lost else 1.0)
             canvas.note(x, y + 26, share, "middle")
-            said.append(f"{text!r} {share} {one.fate}")
-            if one.fate == "kept":
+            captions.append(f"{text!r} {share} {beam.fate}")
+            if beam.fate == "kept":
                 below.append((x, y + 36))
         ends = below
-        says.append(f"Step {depth}: {', '.join(said)}.")
+        says.append(f"Step {depth}: {', '.join(captions)}.")
     return canvas.drawing(f"The tree of a beam search after {start!r}. " + " ".join(says))
 
 
@@ -158,9 +158,9 @@ def batch_timelines(
     canvas = Canvas(WIDTH, sum(high * len(passes[0]) + gap for passes in ways.values()) + 14)
     for title, passes in ways.items():
         idle = sum(seat is None for seats in passes for seat in seats)
-        said = f"{len(passes)} passes, {idle} places idle"
-        says.append(f"{title}: {said}")
-        canvas.title(y + 10, title, said)
+        caption = f"{len(passes)} passes, {idle} places idle"
+        says.append(f"{title}: {caption}")
+        canvas.title(y + 10, title, caption)
         grid = Grid(canvas, left, y + 24, cell, high, 1)
         for r, seats in enumerate(zip(*passes, strict=True)):
             canvas.note(left - 6, y + 22 + high * (r + 0.5), f"row {r}", "end")

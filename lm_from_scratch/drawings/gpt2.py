@@ -187,8 +187,8 @@ def head_cells(titles: Sequence[str], owners: Sequence[Sequence[Sequence[int]]])
 def bars(words: Sequence[str], shares: Sequence[float], chosen: Sequence[int] = ()) -> Drawing:
     """A bar for the share (0 to 1) of each word; ``chosen`` words are orange."""
     row, left, full = 24, 122, 160
-    said = ", ".join(f"{word!r} {share:.1%}" for word, share in zip(words, shares, strict=True))
-    canvas = Canvas(WIDTH, row * len(words), said)
+    caption = ", ".join(f"{word!r} {share:.1%}" for word, share in zip(words, shares, strict=True))
+    canvas = Canvas(WIDTH, row * len(words), caption)
     for i, (word, share) in enumerate(zip(words, shares, strict=True)):
         y, width = row * (i + 0.5), max(full * share / max(shares), 1)
         canvas.text(left - 8, y, printable(word), 13, "end")

@@ -57,8 +57,8 @@ def round_trips(
     canvas, says = Canvas(WIDTH, 158 * len(ways)), []
     for k, (title, kernels) in enumerate(ways.items()):
         y = 158 * k
-        names = list(dict.fromkeys(t for _, read, made in kernels for t in (*read, *made)))
-        trips = sum(len(read) + len(made) for _, read, made in kernels)
+        names = list(dict.fromkeys(t for _, read, written in kernels for t in (*read, *written)))
+        trips = sum(len(read) + len(written) for _, read, written in kernels)
         says.append(f"{title}: {trips} tensors go between memory and chip")
         place = {name: WIDTH / len(names) * (i + 0.5) for i, name in enumerate(names)}
         canvas.text(2, y + 10, title, 13, "start", bold=True)
@@ -67,11 +67,11 @@ def round_trips(
         canvas.note(2, y + 26, "memory", size=10)
         for name, x in place.items():
             canvas.cell(x - 24, y + 35, 48, 24, name, 13, INK, 0.1)
-        for i, (name, read, made) in enumerate(kernels):
+        for i, (name, read, written) in enumerate(kernels):
             middle = WIDTH * (i + 0.5) / len(kernels)
             canvas.cell(middle - 52, y + 112, 104, 30, name, 13, GREEN, 0.3, GREEN, bold=True)
             ends = [(place[t] + 6, y + 60, BLUE) for t in read]
-            ends += [(place[t] - 6, y + 60, ORANGE) for t in made]
+            ends += [(place[t] - 6, y + 60, ORANGE) for t in written]
             for j, (top, high, colour) in enumerate(ends):
                 kernel, tensor = (middle - 36 + 72 * (j + 0.5) / len(ends), y + 110), (top, high)
                 way = (*tensor, *kernel) if colour == BLUE else (*kernel, *tensor)

@@ -31,7 +31,7 @@ def tile_steps(
     left, top = 24, 24
     right, below = left + cell * along + 26, top + cell * along + 26
     rows, columns = (range(block * i, block * (i + 1)) for i in tile)
-    frames, whole = [], range(along)
+    frames, all_of_k = [], range(along)
     for start in range(0, K, block_k):
         ks = range(start, start + block_k)
         canvas = Canvas(
@@ -41,8 +41,8 @@ def tile_steps(
             f"{sum(k >= K for k in ks)} of {block_k} lie beyond K, and are loaded as 0",
         )  # fmt: skip
         for x, y, shape, reach, read, strip, colour in (
-            (left, below, (M, K), (down, along), (rows, ks), (rows, whole), BLUE),
-            (right, top, (K, N), (along, across), (ks, columns), (whole, columns), ORANGE),
+            (left, below, (M, K), (down, along), (rows, ks), (rows, all_of_k), BLUE),
+            (right, top, (K, N), (along, across), (ks, columns), (all_of_k, columns), ORANGE),
             (right, below, (M, N), (down, across), (rows, columns), (rows, columns), GREEN),
         ):
             grid = Grid(canvas, x, y, cell, cell, 2)

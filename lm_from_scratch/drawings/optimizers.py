@@ -58,9 +58,9 @@ def magnitudes(words: Sequence[str], values: Sequence[float]) -> Drawing:
     """A bar for the positive number of each word, ten times as much being one mark further."""
     row, left, full = 22, 92, 172
     written = [f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}" for value in values]
-    said = ", ".join(f"{word!r} {number}" for word, number in zip(words, written, strict=True))
+    caption = ", ".join(f"{word!r} {number}" for word, number in zip(words, written, strict=True))
     foot = row * len(words)
-    canvas = Canvas(WIDTH, foot + 22, said)
+    canvas = Canvas(WIDTH, foot + 22, caption)
     low = math.floor(math.log10(min(values)))
     decades = math.ceil(math.log10(max(values))) - low
     decade = full / decades

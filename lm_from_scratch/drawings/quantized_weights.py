@@ -89,9 +89,9 @@ def held_tensors(outside: str, inside: Mapping[str, Sequence[str]]) -> Drawing:
     """A tensor without numbers, described as ``outside``, and the tensors that it holds: for the
     name of each, lines that describe it."""
     width = (WIDTH - 34) / len(inside)
-    said = "; ".join(f"{name}: {', '.join(lines)}" for name, lines in inside.items())
+    contents = "; ".join(f"{name}: {', '.join(lines)}" for name, lines in inside.items())
     height = 17 * max(len(lines) for lines in inside.values()) + 34
-    canvas = Canvas(WIDTH, height + 92, f"Seen from outside: {outside}. It holds {said}")
+    canvas = Canvas(WIDTH, height + 92, f"Seen from outside: {outside}. It holds {contents}")
     canvas.note(4, 9, "what a layer sees")
     canvas.box(1, 20, 341, height + 71, radius=10)
     canvas.text(171, 38, outside, 13, bold=True)

@@ -76,8 +76,8 @@ def hand_speeds(turns: Mapping[str, float], steps: int) -> Drawing:
     darkest. A number says how many positions a whole turn takes."""
     wide = WIDTH / len(turns)
     radius = min(62.0, wide / 2 - 8)
-    said = ", ".join(f"{name} turns once in {turn:.0f} positions" for name, turn in turns.items())
-    canvas = Canvas(WIDTH, 2 * radius + 56, f"Hands at positions 0 to {steps}; {said}")
+    speeds = ", ".join(f"{name} turns once in {turn:.0f} positions" for name, turn in turns.items())
+    canvas = Canvas(WIDTH, 2 * radius + 56, f"Hands at positions 0 to {steps}; {speeds}")
     for i, (name, turn) in enumerate(turns.items()):
         x, y = wide * (i + 0.5), radius + 8
         clock = _Clock(canvas, x, y, radius)

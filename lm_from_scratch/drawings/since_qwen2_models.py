@@ -36,8 +36,8 @@ def mixture(word: str, scores: Sequence[float], weights: Mapping[int, float]) ->
     left, long, middle = 8, 327, 171.5
     step = long / len(scores)
     size, low, high = min(20, step - 3), min(0.0, *scores), max(scores)
-    said = ", ".join(f"expert {e} with {w:.2f}" for e, w in weights.items())
-    says = f"{word!r} visits {len(weights)} of {len(scores)} experts: {said}"
+    visits = ", ".join(f"expert {e} with {w:.2f}" for e, w in weights.items())
+    says = f"{word!r} visits {len(weights)} of {len(scores)} experts: {visits}"
     canvas = Canvas(WIDTH, 262, says)
     title = f"{printable(word)}: one score for each expert"
     canvas.text(left, 12, title, 13, "start", bold=True)
@@ -135,8 +135,8 @@ def delta_rule_step(
     """One step of the delta rule: the ``state`` (Dk, Dv) is read with the ``key`` (Dk,), what it
     says is compared with the ``value`` (Dv,), and the difference is written. Blue is positive,
     orange negative. Up to five features fit."""
-    said = key @ state
-    error = value - said
+    reading = key @ state
+    error = value - reading
     new = state + key[:, None] * error
     rows, columns = state.shape
     side, x, right = 27, 100, 108 + 27 * columns
@@ -161,17 +161,17 @@ def delta_rule_step(
     table(56, y, key[:, None], names[0])
     table(x, y, state, "memory", right)
     y += side * rows + 8
-    table(x, y, said[None], "it says")
+    table(x, y, reading[None], "it says")
     y += side + 26
     canvas.text(4, y - 10, "2. Correct: what should it have said besides?", 12, "start", bold=True)
-    for name, vector in ((names[1], value), ("− it says", said), ("correction", error)):
+    for name, vector in ((names[1], value), ("− it says", reading), ("correction", error)):
         table(x, y, vector[None], name)
         y += side + 2
     y += 24
     canvas.text(4, y - 10, "3. Write: key times correction is added", 12, "start", bold=True)
     table(56, y, key[:, None], "")
     table(x, y, new, "new memory", right)
-    first, target, last = (", ".join(map(_tenths, v.tolist())) for v in (said, value, key @ new))
+    first, target, last = (", ".join(map(_tenths, v.tolist())) for v in (reading, value, key @ new))
     return canvas.drawing(
         f"A memory of {rows} by {columns} numbers says {first} for {names[0]}; {names[1]} is "
         f"{target}; the difference is written, and it says {last}"
