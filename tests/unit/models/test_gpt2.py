@@ -24,35 +24,6 @@ def test_left_padding_counts_positions_from_the_first_real_token() -> None:
     assert (bad - alone).abs().max() > 1.0  # what the historic code computed
 
 
-def test_what_stands_in_padding_does_not_matter() -> None:
-    model, idx = tiny_gpt2(), token_ids(2, 12)
-    positions = positions_from_mask(torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0]] * 2))
-    other = torch.where(positions < 0, 50, idx)
-    real = positions >= 0
-    assert torch.equal(
-        model(idx, positions=positions)[real], model(other, positions=positions)[real]
-    )
-
-
-def test_rows_of_a_batch_do_not_leak_into_one_another() -> None:
-    model, idx = tiny_gpt2(), token_ids(2, 9)
-    other = idx.clone()
-    other[0] = token_ids(9, seed=5)
-    assert torch.equal(model(idx)[1], model(other)[1])
-
-
-def test_the_future_does_not_leak_into_the_past() -> None:
-    model, idx = tiny_gpt2(), token_ids(1, 9)
-    other = idx.clone()
-    other[0, 6:] = token_ids(3, seed=5)
-    assert torch.equal(model(idx)[:, :6], model(other)[:, :6])
-
-
-def test_keep_computes_the_chosen_logits_alone() -> None:
-    model, idx = tiny_gpt2(), token_ids(2, 9)
-    torch.testing.assert_close(model(idx, keep=slice(-1, None)), model(idx)[:, -1:])
-
-
 def test_no_buffer_travels_with_the_weights() -> None:
     model = tiny_gpt2()
     assert list(model.buffers()) == []

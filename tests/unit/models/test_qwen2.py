@@ -41,7 +41,6 @@ from lm_from_scratch.models.qwen2 import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from lm_from_scratch.text.batches import padded_batch
 from lm_from_scratch.text.targets import next_token_targets
 
 # ----------------------------------------------------------------------------------------- defects
@@ -79,21 +78,6 @@ def test_layers_from_max_window_layers_on_slide() -> None:
     assert visible_keys(lower, idx) == [4, 4, 12, 12]  # the convention of 4.42
     assert error(upper(idx), lower(idx)) > 1.0
     assert error(upper(idx), tiny_qwen2(n_layer=4)(idx)) > 1.0  # as if there was no window
-
-
-@pytest.mark.parametrize("kind", ATTENTION_KINDS)
-@torch.no_grad()
-def test_a_window_a_cache_and_left_padding_do_not_leak_between_rows(kind: str) -> None:
-    model = tiny_qwen2(sliding_window=4, max_window_layers=0)
-    use_attention_(model, kind)
-    rows = [token_ids(11).tolist(), token_ids(6, seed=2).tolist()]
-    batch = padded_batch(rows, 0, "left")
-    fed = in_chunks(batch.idx, [5, 4, 1, 1], batch.positions, model=model)
-    alone = model(torch.tensor([rows[1]]))[0]
-    torch.testing.assert_close(fed[1, 5:], alone, atol=5e-5, rtol=0)
-    other = padded_batch([token_ids(11, seed=9).tolist(), rows[1]], 0, "left")
-    again = in_chunks(other.idx, [5, 4, 1, 1], other.positions, model=model)
-    assert torch.equal(fed[1, 5:], again[1, 5:])
 
 
 def test_the_switch_turns_the_window_off() -> None:
@@ -229,14 +213,11 @@ def test_generation_feeds_each_token_once() -> None:
 
 
 def test_logits_only_where_they_are_wanted() -> None:
-    model, idx = tiny_qwen2(), token_ids(2, 9)
-    whole = model(idx)
-    for keep in (slice(-1, None), slice(2, 5), torch.tensor([0, 7])):
-        torch.testing.assert_close(model(idx, keep=keep), whole[:, keep], atol=1e-5, rtol=0)
-    rows = []
-    model.head.product = lambda x, weight: rows.append(x.shape) or x @ weight.T
-    model(idx, keep=slice(-1, None))
-    assert rows == [(2, 1, 48)]  # the others were never computed
+    """Nowhere else are they computed."""
+    model, shapes = tiny_qwen2(), []
+    model.head.product = lambda x, weight: shapes.append(x.shape) or x @ weight.T
+    model(token_ids(2, 9), keep=slice(-1, None))
+    assert shapes == [(2, 1, 48)]
 
 
 def test_no_layer_needs_to_know_its_number() -> None:
