@@ -44,9 +44,9 @@ class Case:
 
     * ``make``: (generator) -> `call(...)`: the arguments, from nothing but the generator
     * ``hint``: shown when this is the first case that fails
-    * ``play``: ``(function, *args, **kwargs)`` -> result: what is done with the student's function.
+    * ``use``: ``(function, *args, **kwargs)`` -> result: what is done with the student's function.
       A cache is filled in several calls, a basis B is turned into B Bᵀ, a refusal into
-      the name of its exception. The reference is played in the same way
+      the name of its exception. The reference is used in the same way
     * ``tolerance``: (relative, absolute) for floating-point values; None takes that of the dtype
     * ``gradient``: whether gradients of all floating-point arguments are compared too
     * ``changes``: arguments that the function may write into; all others must stay as they are
@@ -58,7 +58,7 @@ class Case:
     make: Callable[[Generator], Call]
     hint: str
     points: int = 1
-    play: Callable[..., Any] = direct
+    use: Callable[..., Any] = direct
     tolerance: tuple[float, float] | None = None
     gradient: bool = False
     changes: tuple[str, ...] = ()

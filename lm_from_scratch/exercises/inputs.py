@@ -30,12 +30,12 @@ def strided(x: Tensor) -> Tensor:
 
 
 def refusal(error: type[Exception] = ValueError) -> Callable[..., str]:
-    """A `play` that makes a call which must be refused: its result names what was raised.
+    """A `use` that makes a call which must be refused: its result names what was raised.
 
     NotImplementedError passes through: it says that nothing was written yet.
     """
 
-    def play(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    def use(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
         try:
             function(*args, **kwargs)
         except NotImplementedError:
@@ -44,4 +44,4 @@ def refusal(error: type[Exception] = ValueError) -> Callable[..., str]:
             return f"raises {error.__name__}"
         return f"raises no {error.__name__}"
 
-    return play
+    return use

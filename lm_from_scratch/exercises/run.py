@@ -50,7 +50,7 @@ def outcome(
     seed: int,
     seconds: float | None = None,
 ) -> Outcome:
-    """Play one case with a function. Exceptions become a fault; Ctrl-C passes through.
+    """Run one case with a function. Exceptions become a fault; Ctrl-C passes through.
 
     * ``seconds``: end a loop that has taken so much processor time; None waits for ever
     """
@@ -63,7 +63,7 @@ def outcome(
         random.seed(seed)
         try:
             with time_limit(seconds):
-                value = case.play(function, *made.args, **made.kwargs)
+                value = case.use(function, *made.args, **made.kwargs)
                 gradients = gradients_of(value, leaves) if case.gradient else {}
                 value = detached(value)
         except (Exception, SystemExit, OutOfTime) as error:

@@ -1,7 +1,7 @@
 """What the tests of exercises share: an exercise, and what functions do in its cases."""
 
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -67,19 +67,18 @@ def bench_of(name: str) -> Bench:
 
 @cache
 def beside(name: str) -> dict[str, Any]:
-    """What stands in `right/NAME.py`: RIGHT, other right answers by what makes them different, as
-    functions or changes of the solution; SURVIVORS, mutants that no case rejects, with reasons."""
+    """What stands in `right/NAME.py`: RIGHT, other right answers, as functions or changes of the
+    solution; SURVIVORS, mutants that no case rejects, with reasons."""
     return runpy.run_path(str(HERE / "right" / f"{name}.py"))
 
 
 def right_answers(found: Exercise) -> dict[str, Callable[..., Any]]:
     """Every function that must get all points."""
-    others: Mapping[str, Any] = beside(found.name)["RIGHT"]
-    return {
-        "the reference": found.reference,
-        "the solution": answer(found),
-        **{label: answer(found, given) for label, given in others.items()},
+    others = {
+        given.__name__ if callable(given) else str(given): answer(found, given)
+        for given in beside(found.name)["RIGHT"]
     }
+    return {"the reference": found.reference, "the solution": answer(found), **others}
 
 
 def trivial_answers() -> Iterator[tuple[str, Callable[..., Any]]]:

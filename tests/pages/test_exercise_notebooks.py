@@ -311,7 +311,7 @@ def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "softcap" / file).write_text(code, encoding="utf-8")
     monkeypatch.setattr(catalogue, "__path__", [str(tmp_path)])
     (found,) = drafts()
-    for given in load(right, "<right>")["RIGHT"].values():
+    for given in load(right, "<right>")["RIGHT"]:
         assert examine(found, source.answer(found, given)).passed
     for wrong in found.wrong:
         report = examine(found, source.answer(found, wrong.answer))

@@ -12,10 +12,8 @@ Step = tuple[Tensor, Tensor, Tensor]
 
 
 def by_torch(
-    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
-    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-) -> Step:  # fmt: skip
+    param, grad, exp_avg, exp_avg_sq, step, lr=0.001, betas=BETAS, eps=1e-8, weight_decay=0.01
+):
     """The library's own step, in place, on copies."""
     param, exp_avg, exp_avg_sq = (x.clone() for x in (param, exp_avg, exp_avg_sq))
     torch_adamw(
@@ -27,10 +25,8 @@ def by_torch(
 
 
 def folded(
-    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
-    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-) -> Step:  # fmt: skip
+    param, grad, exp_avg, exp_avg_sq, step, lr=0.001, betas=BETAS, eps=1e-8, weight_decay=0.01
+):
     """Both corrections in the learning rate, and eps scaled by what they leave out."""
     exp_avg = torch.lerp(exp_avg, grad, 1 - betas[0])
     exp_avg_sq = torch.lerp(exp_avg_sq, grad * grad, 1 - betas[1])
@@ -41,10 +37,8 @@ def folded(
 
 
 def in_double(
-    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
-    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-) -> Step:  # fmt: skip
+    param, grad, exp_avg, exp_avg_sq, step, lr=0.001, betas=BETAS, eps=1e-8, weight_decay=0.01
+):
     """Decay and direction as one sum, computed in float64."""
     p, g, m, v = (x.double() for x in (param, grad, exp_avg, exp_avg_sq))
     m = m + (1 - betas[0]) * (g - m)
@@ -55,10 +49,8 @@ def in_double(
 
 
 def by_number(
-    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int,
-    lr: float = 1e-3, betas: tuple[float, float] = BETAS, eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-) -> Step:  # fmt: skip
+    param, grad, exp_avg, exp_avg_sq, step, lr=0.001, betas=BETAS, eps=1e-8, weight_decay=0.01
+):
     """Number by number."""
     new = []
     lists = (x.flatten().tolist() for x in (param, grad, exp_avg, exp_avg_sq))
@@ -74,9 +66,4 @@ def by_number(
     return p, m, v
 
 
-RIGHT = {
-    "the step of torch, on copies": by_torch,
-    "both corrections in the learning rate": folded,
-    "one sum, in float64": in_double,
-    "number by number": by_number,
-}
+RIGHT = [by_torch, folded, in_double, by_number]

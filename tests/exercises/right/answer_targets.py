@@ -1,13 +1,11 @@
 """Other right answers to answer_targets."""
 
 import torch
-from torch import Tensor
 
-from lm_from_scratch.exercises.catalogue.answer_targets.checks import Spans
 from lm_from_scratch.text.targets import IGNORE
 
 
-def by_token(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+def by_token(chats, spans, length):
     """Place by place."""
     rows = []
     for ids, pairs in zip(chats, spans, strict=True):
@@ -19,7 +17,7 @@ def by_token(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
     return torch.tensor(rows)
 
 
-def by_mask(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+def by_mask(chats, spans, length):
     """All is marked where it stands, and shifted at the end."""
     labels = torch.full((len(chats), length + 1), IGNORE)
     for row, ids, pairs in zip(labels, chats, spans, strict=True):
@@ -31,7 +29,7 @@ def by_mask(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
     return labels[:, 1:].clone()
 
 
-def by_where(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+def by_where(chats, spans, length):
     """Comparisons of places, for the whole batch."""
     ids = torch.tensor([(c[:length] + [IGNORE] * (length + 1))[: length + 1] for c in chats])
     places = torch.arange(length + 1)
@@ -42,7 +40,7 @@ def by_where(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
     return torch.where(answers, ids, IGNORE)[:, 1:]
 
 
-def by_steps(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
+def by_steps(chats, spans, length):
     """An answer begins with +1 and ends with -1: a running sum says where one is."""
     targets = torch.full((len(chats), length), IGNORE)
     for i, (ids, pairs) in enumerate(zip(chats, spans, strict=True)):
@@ -56,9 +54,4 @@ def by_steps(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
     return targets
 
 
-RIGHT = {
-    "place by place": by_token,
-    "marked where it stands, shifted at the end": by_mask,
-    "comparisons of places": by_where,
-    "a running sum of beginnings and ends": by_steps,
-}
+RIGHT = [by_token, by_mask, by_where, by_steps]

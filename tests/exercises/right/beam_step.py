@@ -5,12 +5,9 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from lm_from_scratch.exercises.catalogue.beam_step.checks import Step
 
 
-def by_sort(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+def by_sort(scores, log_probs, stop):
     """One sort of all candidates, and a pass over them."""
     B, n, V = log_probs.shape
     totals = scores[..., None] + log_probs
@@ -28,7 +25,7 @@ def by_sort(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
     return best, parents.gather(1, kept), tokens.gather(1, kept), ended
 
 
-def by_heap(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+def by_heap(scores, log_probs, stop):
     """Lists of triples, prompt by prompt, in float64."""
     n, V = log_probs.shape[1:]
     rows: list[tuple[Any, ...]] = []
@@ -42,7 +39,7 @@ def by_heap(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
     return found[0], torch.tensor(parents), torch.tensor(tokens), found[1]
 
 
-def by_beam(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+def by_beam(scores, log_probs, stop):
     """First the best of each beam, then the best of these."""
     B, n, V = log_probs.shape
     others = [token for token in range(V) if token != stop]
@@ -57,7 +54,7 @@ def by_beam(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
     return best, place // width, tokens, ends.where(better < n, torch.tensor(-math.inf))
 
 
-def by_twice(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
+def by_twice(scores, log_probs, stop):
     """The 2n best: at most n of them end, so n go on."""
     B, n, V = log_probs.shape
     totals = (scores.unsqueeze(2) + log_probs).reshape(B, n * V)
@@ -74,9 +71,4 @@ def by_twice(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
     )  # fmt: skip
 
 
-RIGHT = {
-    "one sort and a pass over it": by_sort,
-    "lists of triples and a heap, in float64": by_heap,
-    "the best of each beam, then of these": by_beam,
-    "the 2n best, ends moved to the back": by_twice,
-}
+RIGHT = [by_sort, by_heap, by_beam, by_twice]

@@ -8,7 +8,7 @@ from typing import Any
 OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
-def by_tree(question: str, answer: str) -> bool:
+def by_tree(question, answer):
     """Python's parser, and only those of its nodes that the game has."""
     given, target = question.split(">")
     if len(answer) > 200 or not re.fullmatch(r"[-+*()0-9]+", answer):
@@ -22,7 +22,7 @@ def by_tree(question: str, answer: str) -> bool:
     except (RecursionError, MemoryError):  # 98 brackets are much for it
         return by_rewriting(answer) == int(target)
 
-    def value(node: ast.AST) -> int:
+    def value(node):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
@@ -35,7 +35,7 @@ def by_tree(question: str, answer: str) -> bool:
         return False
 
 
-def by_rewriting(text: str) -> int | None:
+def by_rewriting(text):
     """One step of school algebra after the other, until a number is left; ~ is its sign."""
     number = "~?[0-9]+"
     steps = [
@@ -56,17 +56,17 @@ def by_rewriting(text: str) -> int | None:
     return unsigned(text)
 
 
-def unsigned(text: str) -> int:
+def unsigned(text):
     return -int(text[1:]) if text[0] == "~" else int(text)
 
 
-def signed(a: str, sign: str, b: str) -> str:
+def signed(a, sign, b):
     x, y = unsigned(a), unsigned(b)
     result = x * y if sign == "*" else x + y if sign == "+" else x - y
     return str(result).replace("-", "~")
 
 
-def by_algebra(question: str, answer: str) -> bool:
+def by_algebra(question, answer):
     """Rewritten until a number is left."""
     given, _, target = question.partition(">")
     if len(answer) > 200 or re.search(r"[^-+*()0-9]", answer):
@@ -76,7 +76,7 @@ def by_algebra(question: str, answer: str) -> bool:
     return by_rewriting(answer) == int(target)
 
 
-def by_stacks(question: str, answer: str) -> bool:
+def by_stacks(question, answer):
     """Two stacks, of numbers and of signs, and what may follow what."""
     given, target = question.split(">")
     if len(answer) > 200:
@@ -86,7 +86,7 @@ def by_stacks(question: str, answer: str) -> bool:
     signs: list[str] = []
     ready = False  # for a sign, that is after a number or a closed bracket
 
-    def reduce(lowest: int) -> None:
+    def reduce(lowest):
         while signs and signs[-1] != "(" and (2 if signs[-1] == "*" else 1) >= lowest:
             b, a, sign = values.pop(), values.pop(), signs.pop()
             values.append(a * b if sign == "*" else a + b if sign == "+" else a - b)
@@ -122,14 +122,14 @@ def by_stacks(question: str, answer: str) -> bool:
     return not signs and not left and values == [int(target)]
 
 
-def by_splitting(question: str, answer: str) -> bool:
+def by_splitting(question, answer):
     """Split at the last + or - outside brackets, else at the last *, else take brackets off."""
     given, target = question.split(">")
     pieces = re.findall("[0-9]+", answer, re.ASCII)
     if len(answer) > 200 or sorted(pieces) != sorted(given.split()):
         return False
 
-    def value(text: str) -> int:
+    def value(text):
         depth, places = 0, {"+": -1, "*": -1}
         for i, sign in enumerate(text):
             depth += (sign == "(") - (sign == ")")
@@ -153,9 +153,4 @@ def by_splitting(question: str, answer: str) -> bool:
         return False
 
 
-RIGHT = {
-    "Python's parser, and few of its nodes": by_tree,
-    "school algebra, step by step": by_algebra,
-    "two stacks": by_stacks,
-    "split at the last sign": by_splitting,
-}
+RIGHT = [by_tree, by_algebra, by_stacks, by_splitting]

@@ -2,12 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
-from lm_from_scratch.exercises.catalogue.dpo_loss.checks import Result
 
 
-def result(losses: Tensor, wins: Tensor) -> Result:
+def result(losses, wins):
     loss = losses.mean()
     start = -torch.tensor(0.5, dtype=torch.float64).log()
     return {
@@ -17,7 +14,7 @@ def result(losses: Tensor, wins: Tensor) -> Result:
     }
 
 
-def by_softplus(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float = 0.1) -> Result:
+def by_softplus(log_probs, reference, mask, beta=0.1):
     """log(1 + exp(-margin)), and zeros in both models before they are subtracted."""
     now = torch.where(mask, log_probs, 0.0).sum(-1)
     old = torch.where(mask, reference, 0.0).sum(-1).detach()
@@ -25,7 +22,7 @@ def by_softplus(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float 
     return result(F.softplus(-margins), margins > 0)
 
 
-def by_loop(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float = 0.1) -> Result:
+def by_loop(log_probs, reference, mask, beta=0.1):
     """Pair by pair."""
     losses, wins = [], []
     for b in range(log_probs.shape[1]):
@@ -40,7 +37,7 @@ def by_loop(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float = 0.
     return result(torch.stack(losses), torch.stack(wins))
 
 
-def by_entropy(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float = 0.1) -> Result:
+def by_entropy(log_probs, reference, mask, beta=0.1):
     """The cross-entropy of two classes, of which the first is right; in float64."""
     ratios = torch.where(mask, log_probs.double() - reference.detach().double(), 0.0)
     rewards = (beta * ratios.sum(2)).T  # (B, 2)
@@ -48,7 +45,7 @@ def by_entropy(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float =
     return result(losses.to(log_probs.dtype), rewards[:, 0] > rewards[:, 1])
 
 
-def by_binary(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float = 0.1) -> Result:
+def by_binary(log_probs, reference, mask, beta=0.1):
     """The binary loss of logits; the sign of each answer in one product."""
     ratios = (log_probs - reference.clone().detach()).masked_fill(mask.logical_not(), 0.0)
     sign = torch.tensor([beta, -beta], dtype=ratios.dtype)[:, None, None]
@@ -58,14 +55,12 @@ def by_binary(log_probs: Tensor, reference: Tensor, mask: Tensor, beta: float = 
     return result(losses, margins.sign() == 1)
 
 
-RIGHT = {
-    "softplus, masked before the difference": by_softplus,
-    "pair by pair": by_loop,
-    "the cross-entropy of two classes, in float64": by_entropy,
-    "the binary loss of logits": by_binary,
-    "the keys in another order": {
+RIGHT = [
+    by_softplus, by_loop, by_entropy, by_binary,
+    # the keys in another order
+    {
         'return {"loss": loss, "gain": math.log(2) - loss.detach(), "wins": wins}': (
             'return {"wins": wins, "gain": math.log(2) - loss.detach(), "loss": loss}'
         )
     },
-}
+]  # fmt: skip

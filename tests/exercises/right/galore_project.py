@@ -18,7 +18,7 @@ class ByModule(nn.Module):
 
     basis: Tensor
 
-    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
+    def __init__(self, grad, rank, projection_type="std"):
         super().__init__()
         grad = grad.float() if grad.dtype != torch.float64 else grad
         m, n = grad.shape
@@ -28,18 +28,18 @@ class ByModule(nn.Module):
         order = values.argsort(descending=True)[: min(rank, m, n)]
         self.register_buffer("basis", vectors[:, order].to(grad.dtype))
 
-    def project(self, grad: Tensor) -> Tensor:
+    def project(self, grad):
         grad = grad.to(self.basis.dtype)
         return (grad.T @ self.basis).T if self.turned else grad @ self.basis
 
-    def project_back(self, low: Tensor) -> Tensor:
+    def project_back(self, low):
         return (self.basis @ low) if self.turned else torch.einsum("mr,nr->mn", low, self.basis)
 
 
 class ByWholeFactors(PackageProjection):
     """All singular vectors are made, and the leading ones copied."""
 
-    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
+    def __init__(self, grad, rank, projection_type="std"):
         left, _ = sides((grad.shape[0], grad.shape[1]), projection_type)
         wide = grad if grad.dtype == torch.float64 else grad.float()
         U, _, Vh = torch.linalg.svd(wide, full_matrices=True)
@@ -52,7 +52,7 @@ class ByWholeFactors(PackageProjection):
 class ByAnotherBasis(PackageProjection):
     """Other vectors of the same space: the basis turned in itself."""
 
-    def __init__(self, grad: Tensor, rank: int, projection_type: str = "std") -> None:
+    def __init__(self, grad, rank, projection_type="std"):
         super().__init__(grad, rank, projection_type)
         assert self.basis is not None
         r = self.basis.shape[1]
@@ -61,9 +61,4 @@ class ByAnotherBasis(PackageProjection):
         self.left, self.right = (self.basis, None) if self.left is not None else (None, self.basis)
 
 
-RIGHT = {
-    "eigenvectors of the smaller product": ByGram,
-    "a module with a buffer": ByModule,
-    "whole factors, copied from": ByWholeFactors,
-    "another basis of the same space": ByAnotherBasis,
-}
+RIGHT = [ByGram, ByModule, ByWholeFactors, ByAnotherBasis]

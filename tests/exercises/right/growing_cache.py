@@ -10,14 +10,14 @@ from lm_from_scratch.exercises.catalogue.growing_cache.checks import MASK, Buffe
 class Tokens(Buffers):
     """A list of single tokens for each layer, put together when they are read."""
 
-    def reset(self) -> None:
+    def reset(self):
         self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.n_layer)]
 
     @property
-    def length(self) -> int:
+    def length(self):
         return len(self.tokens[-1])
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer, k, v):
         if layer not in list(range(self.n_layer)):
             raise ValueError(layer)
         held = self.tokens[layer]
@@ -30,30 +30,29 @@ class Tokens(Buffers):
         held.extend((k[:, :, t], v[:, :, t]) for t in range(k.shape[2]))
         return torch.stack([k for k, _ in held], 2), torch.stack([v for _, v in held], 2)
 
-    def crop(self, length: int) -> None:
+    def crop(self, length):
         for held in self.tokens:
             del held[length:]
 
-    def select(self, rows: Tensor) -> None:
+    def select(self, rows):
         self.tokens = [[(k[rows], v[rows]) for k, v in held] for held in self.tokens]
 
 
 class Reserved(Reference):
     """The package's cache, with room for many tokens from the start."""
 
-    def __init__(self, n_layer: int) -> None:
+    def __init__(self, n_layer):
         self.cache = GrowingCache(n_layer, reserve=20)
 
 
-RIGHT = {
-    "room from the start, and a count for each layer": Buffers,
-    "a list of single tokens": Tokens,
-    "the package's cache with a reserve": Reserved,
-    "a triangle for the mask": {
+RIGHT = [
+    Buffers, Tokens, Reserved,
+    # a triangle for the mask
+    {
         MASK: "S = self.length + T\n        "
         "return positions, torch.ones(T, S, dtype=torch.bool).tril(self.length)"
     },
-}
+]  # fmt: skip
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

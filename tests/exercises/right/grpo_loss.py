@@ -1,20 +1,11 @@
 """Other right answers to grpo_loss."""
 
 import torch
-from torch import Tensor
 
-from lm_from_scratch.exercises.catalogue.grpo_loss.checks import FREE, Result
+from lm_from_scratch.exercises.catalogue.grpo_loss.checks import FREE
 
 
-def by_numbers(
-    log_probs: Tensor,
-    old: Tensor,
-    reference: Tensor,
-    rewards: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-    kl: float = 0.04,
-) -> Result:
+def by_numbers(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
     """Answer by answer, token by token."""
     P, G, T = mask.shape
     total, count = torch.zeros((), dtype=log_probs.dtype), 0
@@ -41,15 +32,7 @@ def by_numbers(
     return {"loss": total / count, "teaches": torch.tensor(teaches)}
 
 
-def by_choice(
-    log_probs: Tensor,
-    old: Tensor,
-    reference: Tensor,
-    rewards: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-    kl: float = 0.04,
-) -> Result:
+def by_choice(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
     """Only the tokens that count, in one row; a ratio that has gone too far is a constant."""
     with torch.no_grad():
         std, mean = torch.std_mean(rewards, dim=1, keepdim=True)
@@ -68,15 +51,7 @@ def by_choice(
     return {"loss": (kl * penalty - kept * A).mean(), "teaches": teaches}
 
 
-def by_maximum(
-    log_probs: Tensor,
-    old: Tensor,
-    reference: Tensor,
-    rewards: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-    kl: float = 0.04,
-) -> Result:
+def by_maximum(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
     """The larger of two losses; a group teaches if its rewards differ and something is free."""
     G = rewards.shape[1]
     rewards = rewards.detach().double()
@@ -94,15 +69,7 @@ def by_maximum(
     return {"loss": loss, "teaches": (upwards | downwards).flatten(1).sum(1) > 0}
 
 
-def by_gradient(
-    log_probs: Tensor,
-    old: Tensor,
-    reference: Tensor,
-    rewards: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-    kl: float = 0.04,
-) -> Result:
+def by_gradient(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
     """The loss group by group, each weighed by its tokens."""
     losses, counts, teaches = [], [], []
     for p in range(len(mask)):
@@ -125,12 +92,7 @@ OUTSIDE = "outside the answers nothing counts, whatever stands there"
 BORDER = "no ratio lies on the border"
 
 
-RIGHT = {
-    "token by token": by_numbers,
-    "only the tokens that count": by_choice,
-    "the larger of two losses": by_maximum,
-    "group by group": by_gradient,
-}
+RIGHT = [by_numbers, by_choice, by_maximum, by_gradient]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

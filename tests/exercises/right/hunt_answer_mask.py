@@ -1,24 +1,22 @@
 """Other right answers to hunt_answer_mask."""
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.hunt_answer_mask.checks import (
     ASSISTANT,
     END,
     START,
-    Batch,
     answers,
 )
 from lm_from_scratch.text.targets import IGNORE
 
 
-def filled(chats: list[list[int]]) -> Tensor:
+def filled(chats):
     rows = [torch.tensor(chat) for chat in chats]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=END)
 
 
-def by_labels(chats: list[list[int]]) -> Batch:
+def by_labels(chats):
     """Labels where the tokens stand, shifted as a whole at the end."""
     T = max(map(len, chats))
     rows = []
@@ -28,7 +26,7 @@ def by_labels(chats: list[list[int]]) -> Batch:
     return {"input_ids": filled(chats), "targets": torch.tensor(rows)}
 
 
-def by_turns(chats: list[list[int]]) -> Batch:
+def by_turns(chats):
     """Turn by turn: from one START to the next."""
     ids = filled(chats)
     targets = torch.full_like(ids, IGNORE)
@@ -41,7 +39,7 @@ def by_turns(chats: list[list[int]]) -> Batch:
     return {"input_ids": ids, "targets": targets}
 
 
-def by_last_start(chats: list[list[int]]) -> Batch:
+def by_last_start(chats):
     """For the whole batch at once: the role after the last START before each token."""
     ids = filled(chats)
     T = ids.shape[1]
@@ -55,7 +53,7 @@ def by_last_start(chats: list[list[int]]) -> Batch:
     return {"targets": torch.cat([labels[:, 1:], edge], dim=1), "input_ids": ids}
 
 
-def by_words(chats: list[list[int]]) -> Batch:
+def by_words(chats):
     """From the back: a token counts if the nearest role before it is the assistant's."""
     targets = []
     T = max(map(len, chats))
@@ -71,12 +69,7 @@ def by_words(chats: list[list[int]]) -> Batch:
     return {"input_ids": filled(chats), "targets": torch.tensor(targets)}
 
 
-RIGHT = {
-    "labels that are shifted as a whole": by_labels,
-    "turn by turn": by_turns,
-    "the role after the last start": by_last_start,
-    "from the back": by_words,
-}
+RIGHT = [by_labels, by_turns, by_last_start, by_words]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

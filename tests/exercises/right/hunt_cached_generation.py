@@ -2,12 +2,11 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from lm_from_scratch.exercises.catalogue.hunt_cached_generation.checks import MASK, Model
+from lm_from_scratch.exercises.catalogue.hunt_cached_generation.checks import MASK
 
 
-def by_torch(model: Model, prompt: Tensor, n: int, chunk: int) -> Tensor:
+def by_torch(model, prompt, n, chunk):
     """The library's attention, with an explicit mask."""
     keys = values = torch.empty(len(prompt), 0, model.tokens.shape[1], dtype=torch.float64)
     new, found = prompt[:, :chunk], []
@@ -25,7 +24,7 @@ def by_torch(model: Model, prompt: Tensor, n: int, chunk: int) -> Tensor:
         new = prompt[:, end : end + chunk] if end < prompt.shape[1] else last
 
 
-def by_token(model: Model, prompt: Tensor, n: int, chunk: int) -> Tensor:
+def by_token(model, prompt, n, chunk):
     """A buffer for the whole text, and one query after the other."""
     B, T, total = *prompt.shape, prompt.shape[1] + n - 1
     keys = torch.zeros(B, total, model.tokens.shape[1], dtype=torch.float64)
@@ -52,19 +51,20 @@ TRIANGLE = "torch.ones(k.shape[1], k.shape[1], dtype=torch.bool)"
 SCORES = "q @ k.mT / math.sqrt(q.shape[-1])"
 
 
-RIGHT = {
-    "the attention of torch": by_torch,
-    "a buffer for the whole text, query by query": by_token,
-    "a triangle that begins later": {
+RIGHT = [
+    by_torch, by_token,
+    # a triangle that begins later
+    {
         f"{TRIANGLE}.tril()": "torch.ones(new.shape[1], k.shape[1]).bool().tril(past)",
         MASK: "~triangle",
     },
-    "minus infinity is added, and the queries are scaled": {
+    # minus infinity is added, and the queries are scaled
+    {
         SCORES: "(q / math.sqrt(q.shape[-1])) @ k.mT",
         f"scores.masked_fill({MASK}, -math.inf)": "scores + torch.full_like(scores[0], "
         "-math.inf).triu(past + 1)",
     },
-}
+]  # fmt: skip
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

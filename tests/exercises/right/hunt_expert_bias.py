@@ -1,14 +1,11 @@
 """Other right answers to hunt_expert_bias."""
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.hunt_expert_bias.checks import WORTH
 
 
-def token_by_token(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
+def token_by_token(logits, bias, k, n_group, top_group, scale):
     """Python's sort, one token after the other."""
     E = logits.shape[1]
     size = E // n_group
@@ -26,9 +23,7 @@ def token_by_token(
     return torch.stack(rows)
 
 
-def by_border(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
+def by_border(logits, bias, k, n_group, top_group, scale):
     """The k-th largest sum is the border, first of groups, then of experts."""
     scores = 1 / (1 + (-logits).exp())
     sums = (scores + bias).detach().view(len(logits), n_group, -1)
@@ -40,9 +35,7 @@ def by_border(
     return scores / scores.sum(-1, keepdim=True) * scale
 
 
-def by_mask(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
+def by_mask(logits, bias, k, n_group, top_group, scale):
     """A mask of ones that multiplies."""
     scores = torch.sigmoid(logits)
     with torch.no_grad():
@@ -54,21 +47,14 @@ def by_mask(
     return scale * (scores * mask) / (scores * mask).sum(1, keepdim=True)
 
 
-def by_logs(
-    logits: Tensor, bias: Tensor, k: int, n_group: int, top_group: int, scale: float
-) -> Tensor:
+def by_logs(logits, bias, k, n_group, top_group, scale):
     """Weights as a softmax of the logarithms of the scores."""
     mask = by_mask(logits.detach(), bias, k, n_group, top_group, 1.0) > 0
     logs = torch.nn.functional.logsigmoid(logits).masked_fill(~mask, -torch.inf)
     return logs.softmax(-1) * scale
 
 
-RIGHT = {
-    "one token after the other": token_by_token,
-    "borders instead of topk": by_border,
-    "a mask that multiplies": by_mask,
-    "a softmax of logarithms": by_logs,
-}
+RIGHT = [token_by_token, by_border, by_mask, by_logs]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

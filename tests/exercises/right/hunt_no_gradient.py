@@ -1,23 +1,15 @@
 """Other right answers to hunt_no_gradient."""
 
 import torch
-from torch import Tensor, nn
 
 
-def picked(model: nn.Module, ids: Tensor) -> Tensor:
+def picked(model, ids):
     logits = model(ids)[:, :-1]
     rows = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1] - 1)
     return logits[*rows, ids[:, 1:]] - logits.logsumexp(-1)
 
 
-def by_tokens(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
+def by_tokens(model, ids, noted, advantages, mask, clip=0.2):
     """Only the tokens that were written, in one row."""
     with torch.no_grad():
         A = advantages[:, None].expand(mask.shape)[mask]
@@ -26,14 +18,7 @@ def by_tokens(
     return torch.maximum(-A * ratio, -A * torch.clip(ratio, 1 - clip, 1 + clip)).mean()
 
 
-def by_loop(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
+def by_loop(model, ids, noted, advantages, mask, clip=0.2):
     """Token by token."""
     now, losses = picked(model, ids), []
     for b, t in mask.nonzero().tolist():
@@ -43,14 +28,7 @@ def by_loop(
     return torch.stack(losses).mean()
 
 
-def by_stop(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
+def by_stop(model, ids, noted, advantages, mask, clip=0.2):
     """A token that has gone too far keeps a constant ratio."""
     now = torch.where(mask, picked(model, ids), 0.0)
     old = torch.where(mask, noted, 0.0).data
@@ -62,14 +40,7 @@ def by_stop(
     return (losses * mask).sum() / mask.count_nonzero()
 
 
-def by_weight(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
+def by_weight(model, ids, noted, advantages, mask, clip=0.2):
     """The sum over answers, each a part of all tokens."""
     now = picked(model, ids)
     total = now.flatten()[:0].sum()
@@ -81,12 +52,7 @@ def by_weight(
     return total
 
 
-RIGHT = {
-    "only the tokens that were written": by_tokens,
-    "token by token": by_loop,
-    "a constant where a token has gone too far": by_stop,
-    "answer by answer": by_weight,
-}
+RIGHT = [by_tokens, by_loop, by_stop, by_weight]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

@@ -2,11 +2,11 @@
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.hunt_padded_targets.checks import PAD, Row
+from lm_from_scratch.exercises.catalogue.hunt_padded_targets.checks import PAD
 from lm_from_scratch.text.targets import IGNORE
 
 
-def by_assignment(ids: list[int], length: int) -> Row:
+def by_assignment(ids, length):
     """Full tensors, into which the text is written."""
     n = min(len(ids), length)
     row, mask, labels = (torch.full((length,), fill) for fill in (PAD, 0, IGNORE))
@@ -14,7 +14,7 @@ def by_assignment(ids: list[int], length: int) -> Row:
     return {"input_ids": row, "attention_mask": mask, "labels": labels}
 
 
-def by_mask(ids: list[int], length: int) -> Row:
+def by_mask(ids, length):
     """The mask from the true length first, then the labels from the mask."""
     n = len(ids)
     row = torch.tensor((ids + [PAD] * length)[:length])
@@ -22,7 +22,7 @@ def by_mask(ids: list[int], length: int) -> Row:
     return {"input_ids": row, "attention_mask": mask, "labels": row.masked_fill(mask == 0, IGNORE)}
 
 
-def by_pad(ids: list[int], length: int) -> Row:
+def by_pad(ids, length):
     """torch's own padding, with a number for each tensor."""
     x = torch.tensor(ids)[:length]
     fill = (0, length - len(x))
@@ -34,7 +34,7 @@ def by_pad(ids: list[int], length: int) -> Row:
     }
 
 
-def by_loop(ids: list[int], length: int) -> Row:
+def by_loop(ids, length):
     """Column by column."""
     rows = []
     for column in range(length):
@@ -44,9 +44,4 @@ def by_loop(ids: list[int], length: int) -> Row:
     return {"input_ids": row, "attention_mask": mask, "labels": labels}
 
 
-RIGHT = {
-    "the text written into full tensors": by_assignment,
-    "the mask first, the labels from the mask": by_mask,
-    "the padding of torch": by_pad,
-    "column by column": by_loop,
-}
+RIGHT = [by_assignment, by_mask, by_pad, by_loop]

@@ -1,16 +1,15 @@
 """Other right answers to hunt_repetition_penalty."""
 
 import torch
-from torch import Tensor
 
 
-def by_gather(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+def by_gather(logits, idx, penalty):
     """Take the logits of the tokens, bend them, and put them back."""
     taken = logits.gather(1, idx)
     return logits.scatter(1, idx, torch.where(taken < 0, taken * penalty, taken / penalty))
 
 
-def by_loop(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+def by_loop(logits, idx, penalty):
     """Row by row and token by token."""
     result = logits.clone()
     for row, tokens in enumerate(idx.tolist()):
@@ -20,7 +19,7 @@ def by_loop(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
     return result
 
 
-def by_power(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+def by_power(logits, idx, penalty):
     """A factor for each token: the penalty to the power of minus the sign, in float64."""
     factor = torch.ones_like(logits, dtype=torch.float64)
     bend = penalty ** -logits.double().sign()
@@ -28,7 +27,7 @@ def by_power(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
     return (logits.double() * factor).to(logits.dtype)
 
 
-def by_parts(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
+def by_parts(logits, idx, penalty):
     """The positive part divided, the negative part multiplied, where a token occurs."""
     tokens = torch.arange(logits.shape[-1])
     seen = (idx[:, :, None] == tokens).any(dim=1)  # (B, V)
@@ -36,12 +35,7 @@ def by_parts(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
     return logits.where(~seen, bent)
 
 
-RIGHT = {
-    "gather, bend, scatter": by_gather,
-    "row by row": by_loop,
-    "a power of the penalty, in float64": by_power,
-    "positive and negative part": by_parts,
-}
+RIGHT = [by_gather, by_loop, by_power, by_parts]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

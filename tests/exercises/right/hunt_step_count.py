@@ -3,16 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lm_from_scratch.exercises.catalogue.hunt_step_count.checks import Grads, State
 from lm_from_scratch.optim.adamw import adam_direction
 
 
-def by_torch(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
+def by_torch(params, grads, state, lr, betas, eps, weight_decay):  # fmt: skip
     """An optimizer of torch for each parameter."""
     if any(grad is not None and grad.layout != torch.strided for grad in grads):
         raise ValueError("sparse")
@@ -28,10 +24,7 @@ def by_torch(
         p.copy_(alone.detach())
 
 
-def by_all_gradients(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
+def by_all_gradients(params, grads, state, lr, betas, eps, weight_decay):  # fmt: skip
     """Nothing but the gradients is kept: the means are sums over all of them."""
     for grad in grads:
         if grad is not None and grad.is_sparse:
@@ -49,10 +42,7 @@ def by_all_gradients(
         p.copy_(p.double() * (1 - lr * weight_decay) - lr * direction.view(p.shape))
 
 
-def by_products(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
+def by_products(params, grads, state, lr, betas, eps, weight_decay):  # fmt: skip
     """The powers of beta are kept as products in the place of a count."""
     dense = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
     if any(grad.is_sparse for _, grad in dense):
@@ -67,10 +57,7 @@ def by_products(
         params[i] -= lr * weight_decay * params[i] + move
 
 
-def by_the_package(
-    params: list[Tensor], grads: Grads, state: State, lr: float,
-    betas: tuple[float, float], eps: float, weight_decay: float,
-) -> None:  # fmt: skip
+def by_the_package(params, grads, state, lr, betas, eps, weight_decay):  # fmt: skip
     """Counts in a list, and everything computed before anything is written."""
     counts = list(state.get("counts", [0] * len(params)))
     new = []
@@ -89,9 +76,4 @@ def by_the_package(
     state["counts"] = counts
 
 
-RIGHT = {
-    "an optimizer of torch for each parameter": by_torch,
-    "all gradients are kept, and summed anew": by_all_gradients,
-    "products of beta in the place of a count": by_products,
-    "everything is computed before anything is written": by_the_package,
-}
+RIGHT = [by_torch, by_all_gradients, by_products, by_the_package]

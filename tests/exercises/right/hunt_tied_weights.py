@@ -1,32 +1,32 @@
 """Other right answers to hunt_tied_weights."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lm_from_scratch.exercises.catalogue.hunt_tied_weights.checks import BODY
 
 
-def checked(model: nn.Module, state: dict[str, Tensor]) -> dict[str, nn.Parameter]:
+def checked(model, state):
     own = dict(model.named_parameters(remove_duplicate=False))
     if own.keys() != state.keys():
         raise RuntimeError(f"missing or unknown: {own.keys() ^ state.keys()}")
     return own
 
 
-def by_data(model: nn.Module, state: dict[str, Tensor]) -> None:
+def by_data(model, state):
     """Other contents are poured into each parameter."""
     for name, parameter in checked(model, state).items():
         parameter.data = state[name].detach().clone()
 
 
-def by_swaps(model: nn.Module, state: dict[str, Tensor]) -> None:
+def by_swaps(model, state):
     """Each parameter is swapped with one of its own making."""
     for name, parameter in checked(model, state).items():
         new = nn.Parameter(state[name].detach().clone(), parameter.requires_grad)
         torch.utils.swap_tensors(parameter, new)
 
 
-def by_conversion(model: nn.Module, state: dict[str, Tensor]) -> None:
+def by_conversion(model, state):
     """Each parameter gets its dtype first; the default then copies values."""
     checked(model, state)
     for module in model.modules():
@@ -46,9 +46,8 @@ BY_DEEP_COPY = """\
 """
 
 
-RIGHT = {
-    "other contents poured in": by_data,
-    "each parameter swapped by hand": by_swaps,
-    "the dtype first, then the default": by_conversion,
-    "a deep copy, and the flag by a patch": {BODY: BY_DEEP_COPY},
-}
+RIGHT = [
+    by_data, by_swaps, by_conversion,
+    # a deep copy, and the flag by a patch
+    {BODY: BY_DEEP_COPY},
+]  # fmt: skip

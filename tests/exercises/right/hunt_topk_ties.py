@@ -1,10 +1,9 @@
 """Other right answers to hunt_topk_ties."""
 
 import torch
-from torch import Tensor
 
 
-def by_sorted(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
+def by_sorted(scores, query_positions, key_positions, k):
     """Python's sort, by two numbers."""
     out = torch.zeros(scores.shape, dtype=torch.bool)
     places = key_positions.tolist()
@@ -15,7 +14,7 @@ def by_sorted(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k:
     return out
 
 
-def by_counting(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
+def by_counting(scores, query_positions, key_positions, k):
     """A key is read if fewer than k keys that the query sees are better."""
     visible = (key_positions >= 0) & (key_positions <= query_positions[:, None])
     mine, other = scores[:, :, None], scores[:, None, :]
@@ -24,7 +23,7 @@ def by_counting(scores: Tensor, query_positions: Tensor, key_positions: Tensor, 
     return visible & ((better & visible[:, None]).sum(-1) < k)
 
 
-def by_border(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
+def by_border(scores, query_positions, key_positions, k):
     """The k-th score is the border: all above it, and the latest of those that are equal to it."""
     visible = (key_positions >= 0) & (key_positions <= query_positions[:, None])
     scores = scores.masked_fill(~visible, -torch.inf)
@@ -37,7 +36,7 @@ def by_border(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k:
     return (above | (equal & (rank <= left))) & visible
 
 
-def by_turns(scores: Tensor, query_positions: Tensor, key_positions: Tensor, k: int) -> Tensor:
+def by_turns(scores, query_positions, key_positions, k):
     """The best key, then the best of the others, k times."""
     left = (key_positions >= 0) & (key_positions <= query_positions[:, None])
     out = torch.zeros_like(left)
@@ -57,12 +56,7 @@ LAST_IS_1 = "scores have two dimensions: the last one is 1"
 BEST = "best = ordered.sort(dim=-1, descending=True, stable=True).indices[:, :k]"
 
 
-RIGHT = {
-    "Python's sort": by_sorted,
-    "counting better keys": by_counting,
-    "a border, and the latest at it": by_border,
-    "the best key, k times": by_turns,
-}
+RIGHT = [by_sorted, by_counting, by_border, by_turns]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

@@ -1,21 +1,16 @@
 """Other right answers to hunt_window."""
 
 import torch
-from torch import Tensor
 
 
-def by_distance(
-    n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int
-) -> Tensor:
+def by_distance(n_layers, window, first, switch, T, S):
     """How far back a key is, compared with a number for each layer."""
     back = torch.arange(S - T, S)[:, None] - torch.arange(S)
     limits = [window if switch and window and i >= first else S for i in range(n_layers)]
     return (back >= 0) & (back < torch.tensor(limits)[:, None, None])
 
 
-def by_triangles(
-    n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int
-) -> Tensor:
+def by_triangles(n_layers, window, first, switch, T, S):
     """A triangle, less the triangle of what is too old."""
     whole = torch.ones(S, S).tril()
     masks = whole.repeat(n_layers, 1, 1)
@@ -24,7 +19,7 @@ def by_triangles(
     return masks[:, S - T :].bool()
 
 
-def by_loop(n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int) -> Tensor:
+def by_loop(n_layers, window, first, switch, T, S):
     """The keys of each query, written one after the other."""
     masks = torch.zeros(n_layers, T, S, dtype=torch.bool)
     for layer in range(n_layers):
@@ -36,9 +31,7 @@ def by_loop(n_layers: int, window: int | None, first: int, switch: bool, T: int,
     return masks
 
 
-def by_two_masks(
-    n_layers: int, window: int | None, first: int, switch: bool, T: int, S: int
-) -> Tensor:
+def by_two_masks(n_layers, window, first, switch, T, S):
     """One mask for each kind of layer, made once."""
     places = torch.arange(S)
     full = places <= places[S - T :, None]
@@ -49,9 +42,4 @@ def by_two_masks(
     return torch.stack([full] * first + [sliding] * (n_layers - first))
 
 
-RIGHT = {
-    "how far back a key is": by_distance,
-    "a triangle less a triangle": by_triangles,
-    "one query at a time": by_loop,
-    "one mask for each kind of layer": by_two_masks,
-}
+RIGHT = [by_distance, by_triangles, by_loop, by_two_masks]

@@ -13,10 +13,10 @@ Parts = Sequence[Tensor]
 class Nearest:
     """The index of the nearest of all 256 marks."""
 
-    def __init__(self, group: int = 32) -> None:
+    def __init__(self, group=32):
         self.group = group
 
-    def encode(self, x: Tensor) -> Parts:
+    def encode(self, x):
         D = x.shape[-1]
         size = D if self.group > D else self.group
         if D // size * size != D:
@@ -28,7 +28,7 @@ class Nearest:
         away = (x.double()[..., None] - marks[..., None, :]).abs()
         return away.argmin(-1).to(torch.uint8), low, step
 
-    def decode(self, parts: Parts) -> Tensor:
+    def decode(self, parts):
         codes, low, step = (part.double() for part in parts)
         x = torch.addcmul(low, step, codes)
         return x.to(parts[1].dtype).reshape(*x.shape[:-2], -1)
@@ -37,10 +37,10 @@ class Nearest:
 class ByLoop:
     """Group by group."""
 
-    def __init__(self, group: int = 32) -> None:
+    def __init__(self, group=32):
         self.group = group
 
-    def encode(self, x: Tensor) -> Parts:
+    def encode(self, x):
         size = min(self.group, x.size(-1))
         found: list[list[Tensor]] = [[], [], []]
         if x.size(-1) % size != 0:
@@ -56,23 +56,24 @@ class ByLoop:
             found[2].append(step)
         return [torch.stack(parts, -2) for parts in found]
 
-    def decode(self, parts: Parts) -> Tensor:
+    def decode(self, parts):
         codes, low, step = parts
         fine = torch.float64 if low.dtype == torch.float64 else torch.float32
         groups = codes.to(fine) * step.to(fine) + low.to(fine)
         return torch.cat(groups.to(low.dtype).unbind(-2), -1)
 
 
-RIGHT = {
-    "the nearest of all 256 marks": Nearest,
-    "group by group, with the inverse of the step": ByLoop,
-    "equal numbers as a case of their own": {
+RIGHT = [
+    Nearest, ByLoop,
+    # equal numbers as a case of their own
+    {
         CODES: "((fine - low) / step.masked_fill(step == 0, torch.inf)).add(0.5).floor()"
         ".minimum(torch.tensor(255.0))",
         GUARD: "",
     },
-    "float64 inside": {
+    # float64 inside
+    {
         FINE: "fine = x.double()",
         "fine = torch.promote_types(low.dtype, torch.float32)": "fine = torch.float64",
     },
-}
+]  # fmt: skip

@@ -1,13 +1,12 @@
 """Other right answers to int8_weight."""
 
 import torch
-from torch import Tensor
 
 
 class ByNumbers:
     """One number after the other, in Python's own float64."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight):
         N, K = weight.shape
         largest = [max(abs(x) for x in row) for row in weight.tolist()]
         self.scale = torch.tensor([[x / 127] for x in largest]).double().to(weight.dtype)
@@ -18,28 +17,28 @@ class ByNumbers:
             for k in range(K if s else 0):
                 self.codes[n, k] = max(-127, min(127, round(weight[n, k].item() / s)))
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self):
         return torch.mul(self.scale, self.codes.to(self.scale.dtype))
 
 
 class ByInverse:
     """A product with the inverse of the scale, in float64."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight):
         wide = weight.detach().double()
         self.scale = torch.maximum(wide.amax(1), -wide.amin(1)).div(127).to(weight.dtype)[:, None]
         inverse = self.scale.double().reciprocal().nan_to_num(posinf=0.0)
         codes = (wide * inverse).clamp(-127, 127).round().char()
         self.codes = codes.clone(memory_format=torch.contiguous_format)
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self):
         return (self.codes.double() * self.scale.double()).to(self.scale.dtype)
 
 
 class ByRows:
     """Row by row, with any divisor but 0 where the scale is 0."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight):
         with torch.no_grad():
             wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
             scales, codes = [], []
@@ -49,14 +48,14 @@ class ByRows:
                 scales.append(scale)
             self.scale, self.codes = torch.stack(scales)[:, None], torch.stack(codes).char()
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self):
         return torch.einsum("nk,nl->nk", self.codes.to(self.scale.dtype), self.scale)
 
 
 class ByFakeQuantization:
     """torch's own rounding to a channel's scale, in float64."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight):
         wide = weight.detach().double()
         largest = torch.aminmax(wide.abs(), dim=1, keepdim=True).max
         self.scale = (largest / 127).to(weight.dtype)
@@ -64,13 +63,8 @@ class ByFakeQuantization:
         self.codes = torch.empty(weight.shape, dtype=torch.int8)
         self.codes.copy_(torch.round(wide.div(safe)).clip(-127, 127))
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self):
         return torch.diag(self.scale.flatten()) @ self.codes.to(self.scale.dtype)
 
 
-RIGHT = {
-    "number by number": ByNumbers,
-    "a product with the inverse of the scale": ByInverse,
-    "row by row": ByRows,
-    "the scales as a diagonal matrix": ByFakeQuantization,
-}
+RIGHT = [ByNumbers, ByInverse, ByRows, ByFakeQuantization]

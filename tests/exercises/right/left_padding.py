@@ -1,20 +1,18 @@
 """Other right answers to left_padding."""
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.attention.visibility import PADDING
-from lm_from_scratch.exercises.catalogue.left_padding.checks import Pair
 
 
-def checked(attention_mask: Tensor) -> Tensor:
+def checked(attention_mask):
     """What is real, as bool; ValueError for anything else than 0 and 1 on two axes."""
     if attention_mask.dim() != 2 or not set(attention_mask.unique().tolist()) <= {0, 1}:
         raise ValueError("mask")
     return attention_mask.bool()
 
 
-def by_loop(attention_mask: Tensor) -> Pair:
+def by_loop(attention_mask):
     """Token by token."""
     real = checked(attention_mask)
     positions = torch.full(real.shape, PADDING)
@@ -27,14 +25,14 @@ def by_loop(attention_mask: Tensor) -> Pair:
     return positions, following
 
 
-def by_product(attention_mask: Tensor) -> Pair:
+def by_product(attention_mask):
     """A triangular matrix counts, in float64; padding is subtracted by arithmetic."""
     real = checked(attention_mask).double()
     counts = real @ torch.ones(real.shape[1], real.shape[1], dtype=torch.float64).triu()
     return (counts * real).long() - 1, counts[:, -1].long()
 
 
-def by_assignment(attention_mask: Tensor) -> Pair:
+def by_assignment(attention_mask):
     """A range is written into the real columns of each row."""
     real = checked(attention_mask)
     positions = torch.full_like(attention_mask, PADDING, dtype=torch.int64)
@@ -43,7 +41,7 @@ def by_assignment(attention_mask: Tensor) -> Pair:
     return positions, torch.count_nonzero(real, dim=1)
 
 
-def by_columns(attention_mask: Tensor) -> Pair:
+def by_columns(attention_mask):
     """The column, minus the padding so far."""
     real = checked(attention_mask)
     padding = (~real).cumsum(1)
@@ -51,9 +49,4 @@ def by_columns(attention_mask: Tensor) -> Pair:
     return positions, real.shape[1] - padding[:, -1]
 
 
-RIGHT = {
-    "token by token": by_loop,
-    "the product with a triangular matrix": by_product,
-    "a range for each row": by_assignment,
-    "the column minus the padding so far": by_columns,
-}
+RIGHT = [by_loop, by_product, by_assignment, by_columns]

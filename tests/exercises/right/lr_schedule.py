@@ -9,13 +9,13 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 
-def checked(steps: int, warmup: int) -> None:
+def checked(steps, warmup):
     if not warmup < steps:
         raise ValueError("the warm-up is too long")
 
 
 @cache
-def table(steps: int, lr: float, min_lr: float, warmup: int) -> list[float]:
+def table(steps, lr, min_lr, warmup):
     """All rates of a run by the schedulers of torch."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
     cosine = CosineAnnealingLR(optimizer, T_max=steps - warmup, eta_min=min_lr)
@@ -31,13 +31,13 @@ def table(steps: int, lr: float, min_lr: float, warmup: int) -> list[float]:
     return found
 
 
-def by_torch(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
+def by_torch(step, steps, lr, min_lr=0.0, warmup=0):
     """The schedulers of torch, one after the other."""
     checked(steps, warmup)
     return table(steps, lr, min_lr, warmup)[step] if step <= steps else min_lr
 
 
-def by_half_angle(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
+def by_half_angle(step, steps, lr, min_lr=0.0, warmup=0):
     """The square of a cosine of half the angle, and a mean of both rates."""
     checked(steps, warmup)
     if step < warmup:
@@ -46,7 +46,7 @@ def by_half_angle(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup:
     return share * lr + (1 - share) * min_lr
 
 
-def by_list(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
+def by_list(step, steps, lr, min_lr=0.0, warmup=0):
     """All rates of the run in one tensor."""
     checked(steps, warmup)
     t = torch.arange(steps + 1, dtype=torch.float64)
@@ -55,7 +55,7 @@ def by_list(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int =
     return all_rates[min(step, steps)].item()
 
 
-def by_turning(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: int = 0) -> float:
+def by_turning(step, steps, lr, min_lr=0.0, warmup=0):
     """A pointer that is turned by the same angle in every step."""
     checked(steps, warmup)
     if step <= warmup:
@@ -66,12 +66,7 @@ def by_turning(step: int, steps: int, lr: float, min_lr: float = 0.0, warmup: in
     return (lr + min_lr) / 2 + (lr - min_lr) / 2 * pointer.real
 
 
-RIGHT = {
-    "the schedulers of torch": by_torch,
-    "half the angle, squared": by_half_angle,
-    "a list of the whole run": by_list,
-    "a pointer that turns": by_turning,
-}
+RIGHT = [by_torch, by_half_angle, by_list, by_turning]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

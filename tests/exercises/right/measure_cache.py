@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 from lm_from_scratch.exercises.catalogue.measure_cache.checks import (
     LONGEST,
@@ -11,12 +10,10 @@ from lm_from_scratch.exercises.catalogue.measure_cache.checks import (
 )
 
 
-def by_bisection(
-    layers: list[tuple[Any, ...]], budget: int, rows: int = 1, number: int = 2
-) -> int | None:
+def by_bisection(layers, budget, rows=1, number=2):
     """The first length that is too long, from the standard library."""
 
-    def needed(tokens: int) -> int:
+    def needed(tokens):
         return nbytes(layers, tokens, rows, number)
 
     if needed(2 * LONGEST) == needed(0):
@@ -24,9 +21,7 @@ def by_bisection(
     return max(bisect_right(range(LONGEST), budget, key=needed) - 1, 0)
 
 
-def by_slope(
-    layers: list[tuple[Any, ...]], budget: int, rows: int = 1, number: int = 2
-) -> int | None:
+def by_slope(layers, budget, rows=1, number=2):
     """Two lengths give the line: what is there at the start, and what a token adds."""
     start = nbytes(layers, 0, rows, number)
     slope = nbytes(layers, 1, rows, number) - start
@@ -35,9 +30,7 @@ def by_slope(
     return int(Fraction(budget - start, slope)) if slope else None
 
 
-def by_table(
-    layers: list[tuple[Any, ...]], budget: int, rows: int = 1, number: int = 2
-) -> int | None:
+def by_table(layers, budget, rows=1, number=2):
     """Numbers of a layer as a pair: at the start, and for each token."""
     pairs: dict[str, Callable[..., tuple[int, int]]] = {
         "full": lambda heads, width: (0, heads * width * 2),
@@ -51,9 +44,7 @@ def by_table(
     return 0 if room < 0 else room // token if token else None
 
 
-def by_doubling(
-    layers: list[tuple[Any, ...]], budget: int, rows: int = 1, number: int = 2
-) -> int | None:
+def by_doubling(layers, budget, rows=1, number=2):
     """Steps that double, and then halve."""
     length, step = 0, 1
     while step and length < LONGEST:
@@ -64,9 +55,4 @@ def by_doubling(
     return length if length < LONGEST else None
 
 
-RIGHT = {
-    "halving, from the standard library": by_bisection,
-    "the line through two lengths": by_slope,
-    "a pair for each kind of layer": by_table,
-    "steps that double, and then halve": by_doubling,
-}
+RIGHT = [by_bisection, by_slope, by_table, by_doubling]

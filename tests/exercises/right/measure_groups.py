@@ -1,13 +1,12 @@
 """Other right answers to measure_groups."""
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.measure_groups.checks import Choice, error
 from lm_from_scratch.weights.int8 import Int8Weight
 
 
-def by_loop(weight: Tensor, sizes: list[int], bound: float) -> Choice:
+def by_loop(weight, sizes, bound):
     """From the largest size down, group by group."""
     total = float(weight.double().square().sum())
     for size in sorted(sizes, reverse=True):
@@ -23,7 +22,7 @@ def by_loop(weight: Tensor, sizes: list[int], bound: float) -> Choice:
     return None
 
 
-def in_float32(weight: Tensor, sizes: list[int], bound: float) -> Choice:
+def in_float32(weight, sizes, bound):
     """All of it in float32, with norms."""
     wide = weight.float()
     best: Choice = None
@@ -38,7 +37,7 @@ def in_float32(weight: Tensor, sizes: list[int], bound: float) -> Choice:
     return best
 
 
-def by_the_package(weight: Tensor, sizes: list[int], bound: float) -> Choice:
+def by_the_package(weight, sizes, bound):
     """The weight of the package, and bytes from its parts."""
     found = {}
     for size in sizes:
@@ -48,7 +47,7 @@ def by_the_package(weight: Tensor, sizes: list[int], bound: float) -> Choice:
     return (found[min(found)], min(found), error(weight, found[min(found)])) if found else None
 
 
-def by_remainder(weight: Tensor, sizes: list[int], bound: float) -> Choice:
+def by_remainder(weight, sizes, bound):
     """The error as what is left after the nearest multiple of the scale."""
     wide = weight.double()
     good: dict[int, float] = {}
@@ -67,12 +66,7 @@ def by_remainder(weight: Tensor, sizes: list[int], bound: float) -> Choice:
     return size, N * K + N * (K // size) * weight.element_size(), good[size]
 
 
-RIGHT = {
-    "from the largest size down, group by group": by_loop,
-    "all in float32, with norms": in_float32,
-    "the package's weight": by_the_package,
-    "what is left after the nearest multiple": by_remainder,
-}
+RIGHT = [by_loop, in_float32, by_the_package, by_remainder]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

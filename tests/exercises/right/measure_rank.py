@@ -4,13 +4,13 @@ import math
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.measure_rank.checks import NUMBERS, Choice, Shape
+from lm_from_scratch.exercises.catalogue.measure_rank.checks import NUMBERS
 
 
-def by_bisection(shapes: list[Shape], budget: int, number: int = 4) -> Choice:
+def by_bisection(shapes, budget, number=4):
     """Half of the ranks at a time."""
 
-    def size(rank: int | None) -> int:
+    def size(rank):
         held = 0
         for shape in shapes:
             if rank is None or len(shape) == 1:
@@ -29,7 +29,7 @@ def by_bisection(shapes: list[Shape], budget: int, number: int = 4) -> Choice:
     return (good, size(good)) if good else (0, 0)
 
 
-def by_growth(shapes: list[Shape], budget: int, number: int = 4) -> Choice:
+def by_growth(shapes, budget, number=4):
     """From rank 0 up: what does one rank more take?"""
     whole = 2 * number * sum(map(math.prod, shapes))
     if whole <= budget:
@@ -44,11 +44,11 @@ def by_growth(shapes: list[Shape], budget: int, number: int = 4) -> Choice:
         rank, used = rank + 1, used + more
 
 
-def by_meta(shapes: list[Shape], budget: int, number: int = 4) -> Choice:
+def by_meta(shapes, budget, number=4):
     """Tensors on the meta device, which have a size and no memory."""
     dtype = torch.float32 if number == 4 else torch.bfloat16
 
-    def size(rank: int | None) -> int:
+    def size(rank):
         tensors = []
         for shape in shapes:
             if rank is None or len(shape) == 1:
@@ -67,14 +67,13 @@ def by_meta(shapes: list[Shape], budget: int, number: int = 4) -> Choice:
     return (fits[-1], size(fits[-1])) if fits else (0, 0)
 
 
-RIGHT = {
-    "half of the ranks at a time": by_bisection,
-    "from rank 0 up": by_growth,
-    "tensors on the meta device": by_meta,
-    "part by part": {
+RIGHT = [
+    by_bisection, by_growth, by_meta,
+    # part by part
+    {
         NUMBERS: "sum(side * sorted([short, rank])[0] for side in (short, long, long))"
     },
-}
+]  # fmt: skip
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

@@ -1,12 +1,9 @@
 """Other right answers to measure_rate."""
 
 import torch
-from torch import Tensor
 
 
-def by_companion(
-    H: Tensor, rates: list[float], momentum: float = 0.0, decay: float = 0.0
-) -> list[bool]:
+def by_companion(H, rates, momentum=0.0, decay=0.0):
     """A step is a matrix of 2 x 2 for each direction: it grows if an eigenvalue is above 1."""
     found = []
     for rate in rates:
@@ -18,9 +15,7 @@ def by_companion(
     return found
 
 
-def by_torch(
-    H: Tensor, rates: list[float], momentum: float = 0.0, decay: float = 0.0
-) -> list[bool]:
+def by_torch(H, rates, momentum=0.0, decay=0.0):
     """The optimizer itself, until it is far away."""
     found = []
     for rate in rates:
@@ -36,9 +31,7 @@ def by_torch(
     return found
 
 
-def by_one_matrix(
-    H: Tensor, rates: list[float], momentum: float = 0.0, decay: float = 0.0
-) -> list[bool]:
+def by_one_matrix(H, rates, momentum=0.0, decay=0.0):
     """One step of x and v as one matrix, squared ten times."""
     n, found = len(H), []
     eye = torch.eye(n, dtype=torch.float64)
@@ -56,9 +49,7 @@ def by_one_matrix(
     return found
 
 
-def by_rayleigh(
-    H: Tensor, rates: list[float], momentum: float = 0.0, decay: float = 0.0
-) -> list[bool]:
+def by_rayleigh(H, rates, momentum=0.0, decay=0.0):
     """Singular values for the steepest direction, a factorisation for one that falls."""
     A = H + (decay + 1e-7) * torch.eye(len(H), dtype=torch.float64)
     if torch.linalg.cholesky_ex(A).info:
@@ -67,17 +58,12 @@ def by_rayleigh(
     return [rate > 2 * (1 + momentum) / steepest for rate in rates]
 
 
-RIGHT = {
-    "the eigenvalues of a step": by_companion,
-    "the optimizer of torch, until it is far away": by_torch,
-    "x and v as one vector, a step as one matrix": by_one_matrix,
-    "a norm and a factorisation": by_rayleigh,
-}
+RIGHT = [by_companion, by_torch, by_one_matrix, by_rayleigh]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {
-    "if lowest < -1e-09:: lowest < -1e-09 => lowest <= -1e-09": "no direction falls so little",
-    "if lowest < -1e-09:: 1e-09 => 2e-09": "no direction falls so little",
+    "if lowest < -1e-9:: lowest < -1e-09 => lowest <= -1e-09": "no direction falls so little",
+    "if lowest < -1e-9:: 1e-09 => 2e-09": "no direction falls so little",
     "return [rate * highest > 2 * (1 + momentum) for rate in rates]: "
     "rate * highest > 2 * (1 + momentum) => rate * highest >= 2 * (1 + momentum)": (
         "no rate lies on the border"

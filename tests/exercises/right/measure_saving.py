@@ -1,11 +1,11 @@
 """Other right answers to measure_saving."""
 
 
-def by_passes(prompt: int, new: int, **n: int) -> tuple[int, int]:
+def by_passes(prompt, new, **n):
     """Pass by pass, part by part."""
     inner, narrow = n["heads"] * n["head_dim"], n["kv_heads"] * n["head_dim"]
 
-    def cost(T: int, S: int) -> int:
+    def cost(T, S):
         parts = [
             T * n["width"] * inner,
             T * n["width"] * narrow,
@@ -24,7 +24,7 @@ def by_passes(prompt: int, new: int, **n: int) -> tuple[int, int]:
     return slow, quick
 
 
-def by_sums(prompt: int, new: int, **n: int) -> tuple[int, int]:
+def by_sums(prompt, new, **n):
     """The sums over all passes in closed form."""
     if new == 0:
         return 0, 0
@@ -32,10 +32,10 @@ def by_sums(prompt: int, new: int, **n: int) -> tuple[int, int]:
     token = 2 * n["width"] * (inner + n["kv_heads"] * n["head_dim"]) + 3 * n["width"] * n["mlp"]
     head = new * n["width"] * n["vocab"]
 
-    def first(k: int) -> int:
+    def first(k):
         return k * (k + 1) // 2
 
-    def squares(k: int) -> int:
+    def squares(k):
         return k * (k + 1) * (2 * k + 1) // 6
 
     read = first(last) - first(prompt - 1)
@@ -46,7 +46,7 @@ def by_sums(prompt: int, new: int, **n: int) -> tuple[int, int]:
     return slow, quick
 
 
-def by_recursion(prompt: int, new: int, **n: int) -> tuple[int, int]:
+def by_recursion(prompt, new, **n):
     """One token more, each time."""
     if new == 0:
         return 0, 0
@@ -58,26 +58,21 @@ def by_recursion(prompt: int, new: int, **n: int) -> tuple[int, int]:
     return slow + whole, quick + (whole if T == S else rest + pairs * (S - 1))
 
 
-def by_matrices(prompt: int, new: int, **n: int) -> tuple[int, int]:
+def by_matrices(prompt, new, **n):
     """The matrices of a layer by their shapes, and the lengths of all passes as lists."""
     C, inner, narrow = n["width"], n["heads"] * n["head_dim"], n["kv_heads"] * n["head_dim"]
     shapes = [(C, inner), (C, narrow), (C, narrow), (inner, C), *[(C, n["mlp"])] * 3]
     token = sum(rows * columns for rows, columns in shapes)
     keys = [prompt + step for step in range(new)]
 
-    def total(read: list[int]) -> int:
+    def total(read):
         pairs = sum(T * S for T, S in zip(read, keys, strict=True))
         return n["layers"] * (token * sum(read) + 2 * inner * pairs) + new * C * n["vocab"]
 
     return total(keys), total([prompt, *[1] * (new - 1)][:new])
 
 
-RIGHT = {
-    "pass by pass, part by part": by_passes,
-    "sums in closed form": by_sums,
-    "one token more, each time": by_recursion,
-    "a list of matrices": by_matrices,
-}
+RIGHT = [by_passes, by_sums, by_recursion, by_matrices]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

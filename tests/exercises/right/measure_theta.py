@@ -4,12 +4,8 @@ import math
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.measure_theta.checks import Choice
 
-
-def by_need(
-    thetas: list[float], head_dim: int, trained: int, length: int, theta: float = 10000.0
-) -> Choice:
+def by_need(thetas, head_dim, trained, length, theta=10000.0):
     """The theta that each slow pair needs, solved for."""
     least, slow = 1.0, 0
     for i in range(0, head_dim, 2):
@@ -26,9 +22,7 @@ def by_need(
     return slow, None
 
 
-def by_tensors(
-    thetas: list[float], head_dim: int, trained: int, length: int, theta: float = 10000.0
-) -> Choice:
+def by_tensors(thetas, head_dim, trained, length, theta=10000.0):
     """All thetas and all pairs in one table."""
     powers = -torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     known = (trained - 1) * theta**powers
@@ -39,12 +33,10 @@ def by_tensors(
     )
 
 
-def by_wavelengths(
-    thetas: list[float], head_dim: int, trained: int, length: int, theta: float = 10000.0
-) -> Choice:
+def by_wavelengths(thetas, head_dim, trained, length, theta=10000.0):
     """In wavelengths: turns in training beside turns in the text to read."""
 
-    def turns(base: float, tokens: int) -> list[float]:
+    def turns(base, tokens):
         waves = [2 * math.pi * base ** (2 * i / head_dim) for i in range(head_dim // 2)]
         return [(tokens - 1) / wave for wave in waves]
 
@@ -58,9 +50,7 @@ def by_wavelengths(
     return sum(old < 1 for old in before), best
 
 
-def by_float32(
-    thetas: list[float], head_dim: int, trained: int, length: int, theta: float = 10000.0
-) -> Choice:
+def by_float32(thetas, head_dim, trained, length, theta=10000.0):
     """Speeds in float32, and the largest distance that each pair may have."""
     i = torch.arange(head_dim // 2) / (head_dim // 2)
     known = (trained - 1) * torch.pow(torch.tensor(theta), -i)
@@ -73,12 +63,7 @@ def by_float32(
     return int(slow.sum()), (sorted(safe)[0] if safe else None)
 
 
-RIGHT = {
-    "the theta that each pair needs": by_need,
-    "one table of thetas and pairs": by_tensors,
-    "turns, from wavelengths": by_wavelengths,
-    "float32, and how far each pair reaches": by_float32,
-}
+RIGHT = [by_need, by_tensors, by_wavelengths, by_float32]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

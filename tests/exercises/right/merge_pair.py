@@ -5,10 +5,8 @@ from itertools import pairwise
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.merge_pair.checks import Step, Words
 
-
-def by_text(words: Words, counts: list[int], new_id: int) -> Step:
+def by_text(words, counts, new_id):
     """The words as text: str.replace goes from left to right, too."""
     text = ["".join(map(chr, word)) for word in words]
     found: dict[str, int] = {}
@@ -22,7 +20,7 @@ def by_text(words: Words, counts: list[int], new_id: int) -> Step:
     return (ord(best[0]), ord(best[1])), merged
 
 
-def by_slices(words: Words, counts: list[int], new_id: int) -> Step:
+def by_slices(words, counts, new_id):
     """Copies of the words that shrink, and a running best pair."""
     total: Counter[tuple[int, int]] = Counter()
     for word, count in zip(words, counts):
@@ -43,7 +41,7 @@ def by_slices(words: Words, counts: list[int], new_id: int) -> Step:
     return best, merged
 
 
-def by_index(words: Words, counts: list[int], new_id: int) -> Step:
+def by_index(words, counts, new_id):
     """An index that goes on by one or two. Every word is repeated for counting."""
     repeated = [word for word, n in zip(words, counts) for _ in range(n)]
     seen = [pair for word in repeated for pair in pairwise(word)]
@@ -61,7 +59,7 @@ def by_index(words: Words, counts: list[int], new_id: int) -> Step:
     return best, merged
 
 
-def by_recursion(words: Words, counts: list[int], new_id: int) -> Step:
+def by_recursion(words, counts, new_id):
     """Counts in a table of ids, and a function that merges the head of a word."""
     n = 1 + max(map(max, words))
     table = torch.zeros(n, n, dtype=torch.long)
@@ -72,7 +70,7 @@ def by_recursion(words: Words, counts: list[int], new_id: int) -> Step:
         return None, words
     best = divmod(int(table.flatten().argmax()), n)  # the first of the largest
 
-    def merge(word: list[int]) -> list[int]:
+    def merge(word):
         if len(word) < 2:
             return word
         if (word[0], word[1]) == best:
@@ -82,9 +80,4 @@ def by_recursion(words: Words, counts: list[int], new_id: int) -> Step:
     return best, [merge(word) for word in words]
 
 
-RIGHT = {
-    "the words as text": by_text,
-    "copies that shrink": by_slices,
-    "an index that goes on by one or two": by_index,
-    "a table of counts and a recursion": by_recursion,
-}
+RIGHT = [by_text, by_slices, by_index, by_recursion]

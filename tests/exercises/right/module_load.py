@@ -61,9 +61,13 @@ DEEP = """\
 """
 
 
-RIGHT = {
-    "new tensors, filled by copy_": {BODY: FILLED},
-    "the module's own memory, filled in place": {BODY: IN_PLACE},
-    "a table of functions": {BODY: TABLE},
-    "a copy first, the classes afterwards": {BODY: DEEP},
-}
+RIGHT = [
+    # new tensors, filled by copy_
+    {BODY: FILLED},
+    # the module's own memory, filled in place
+    {BODY: IN_PLACE},
+    # a table of functions
+    {BODY: TABLE},
+    # a copy first, the classes afterwards
+    {BODY: DEEP},
+]  # fmt: skip

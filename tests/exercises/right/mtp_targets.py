@@ -1,12 +1,11 @@
 """Other right answers to mtp_targets."""
 
 import torch
-from torch import Tensor
 
 NONE = -100
 
 
-def by_definition(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
+def by_definition(idx, positions, n_depth):
     """Documents as lists of columns."""
     B, T = idx.shape
     found = torch.full((n_depth, B, T), NONE)
@@ -24,7 +23,7 @@ def by_definition(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
     return found
 
 
-def by_numbers(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
+def by_numbers(idx, positions, n_depth):
     """Each document gets a number."""
     T = idx.shape[1]
     number = (positions == 0).cumsum(1).masked_fill(positions < 0, -1)
@@ -36,7 +35,7 @@ def by_numbers(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
     return torch.stack(depths)
 
 
-def step_by_step(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
+def step_by_step(idx, positions, n_depth):
     """The target of a depth is the target, one depth before, of the token that follows."""
     follows = torch.zeros_like(idx, dtype=torch.bool)
     follows[:, :-1] = (positions[:, 1:] == positions[:, :-1] + 1) & (positions[:, :-1] >= 0)
@@ -47,7 +46,7 @@ def step_by_step(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
     return torch.stack(depths)
 
 
-def by_gather(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
+def by_gather(idx, positions, n_depth):
     """All depths at once: where each target stands, and whether it may be taken."""
     T = idx.shape[1]
     where = torch.arange(T) + torch.arange(1, n_depth + 1)[:, None]  # (n_depth, T)
@@ -57,12 +56,7 @@ def by_gather(idx: Tensor, positions: Tensor, n_depth: int) -> Tensor:
     return torch.where(right, idx[:, inside], NONE).transpose(0, 1)
 
 
-RIGHT = {
-    "documents as lists": by_definition,
-    "numbers of documents": by_numbers,
-    "one step at a time": step_by_step,
-    "all depths at once": by_gather,
-}
+RIGHT = [by_definition, by_numbers, step_by_step, by_gather]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

@@ -1,17 +1,16 @@
 """Other right answers to newton_schulz."""
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.optim.muon import COEFFICIENTS
 
 
-def normalised(G: Tensor) -> tuple[Tensor, float]:
+def normalised(G):
     norm = G.square().sum().sqrt()
     return G / max(float(norm), 1e-7), 0.2 * max(G.shape) ** 0.5
 
 
-def by_values(G: Tensor, steps: int = 5) -> Tensor:
+def by_values(G, steps=5):
     """A singular value decomposition, and the polynomial of numbers."""
     a, b, c = COEFFICIENTS
     X, scale = normalised(G)
@@ -21,7 +20,7 @@ def by_values(G: Tensor, steps: int = 5) -> Tensor:
     return U * (s * scale) @ Vh
 
 
-def by_other_side(G: Tensor, steps: int = 5) -> Tensor:
+def by_other_side(G, steps=5):
     """The product on the right for a tall matrix, without a transpose."""
     a, b, c = COEFFICIENTS
     X, scale = normalised(G)
@@ -35,7 +34,7 @@ def by_other_side(G: Tensor, steps: int = 5) -> Tensor:
     return X * scale
 
 
-def by_products(G: Tensor, steps: int = 5) -> Tensor:
+def by_products(G, steps=5):
     """Cubes and fifth powers of the matrix, one after the other."""
     a, b, c = COEFFICIENTS
     X, scale = normalised(G)
@@ -48,7 +47,7 @@ def by_products(G: Tensor, steps: int = 5) -> Tensor:
     return scale * (X.T if flip else X)
 
 
-def by_once(G: Tensor, steps: int = 5) -> Tensor:
+def by_once(G, steps=5):
     """Only the small product is repeated: what multiplies X in the end is a function of it."""
     a, b, c = COEFFICIENTS
     X, scale = normalised(G)
@@ -63,12 +62,7 @@ def by_once(G: Tensor, steps: int = 5) -> Tensor:
     return Y if G.shape[0] <= G.shape[1] else Y.mT
 
 
-RIGHT = {
-    "singular values, as numbers": by_values,
-    "the product on the right for a tall matrix": by_other_side,
-    "cubes and fifth powers": by_products,
-    "a function of the small product": by_once,
-}
+RIGHT = [by_values, by_other_side, by_products, by_once]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

@@ -2,12 +2,11 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.packed_attention.checks import spans
 
 
-def block_mask(q: Tensor, k: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+def block_mask(q, k, cu_seq_q, cu_seq_k):
     """What may be seen, for all tokens at once: (N, M)."""
     mask = torch.zeros(len(q), len(k), dtype=torch.bool)
     for queries, keys in spans(q, k, cu_seq_q, cu_seq_k):
@@ -16,7 +15,7 @@ def block_mask(q: Tensor, k: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tens
     return mask
 
 
-def by_block_mask(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+def by_block_mask(q, k, v, cu_seq_q, cu_seq_k):
     """All scores of the row at once, under one mask, by SDPA."""
     mask = block_mask(q, k, cu_seq_q, cu_seq_k)
     if not len(q):
@@ -26,7 +25,7 @@ def by_block_mask(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: T
     return y[0].transpose(0, 1)
 
 
-def by_sequence(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+def by_sequence(q, k, v, cu_seq_q, cu_seq_k):
     """SDPA for each sequence; rows are put in front of the queries, so that is_causal is right."""
     y = torch.zeros_like(q)
     for queries, keys in spans(q, k, cu_seq_q, cu_seq_k):
@@ -41,7 +40,7 @@ def by_sequence(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Ten
     return y
 
 
-def by_token(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+def by_token(q, k, v, cu_seq_q, cu_seq_k):
     """Query by query and head by head, without a mask, in float64."""
     H, D = q.shape[1:]
     rows = [q.new_zeros(0, H, D)]
@@ -58,7 +57,7 @@ def by_token(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor
     return torch.cat(rows)
 
 
-def online(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
+def online(q, k, v, cu_seq_q, cu_seq_k):
     """Key by key, with a running maximum and a running sum for each query."""
     H, D = q.shape[1:]
     k, v = (x.unsqueeze(2).expand(-1, -1, H // x.shape[1], -1).flatten(1, 2) for x in (k, v))
@@ -76,9 +75,4 @@ def online(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) 
     return y / total
 
 
-RIGHT = {
-    "SDPA under one mask for the whole row": by_block_mask,
-    "SDPA for each sequence, with rows in front of the queries": by_sequence,
-    "query by query in float64": by_token,
-    "key by key, in an online form": online,
-}
+RIGHT = [by_block_mask, by_sequence, by_token, online]

@@ -3,14 +3,11 @@
 import math
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.partial_rope.checks import by_matrices
 
 
-def by_complex_numbers(
-    x: Tensor, positions: Tensor, share: float, theta: float = 10000.0
-) -> Tensor:
+def by_complex_numbers(x, positions, share, theta=10000.0):
     """A pair is a complex number, and a turn a product."""
     R = math.floor(share * x.shape[-1])
     a, b = x.double()[..., :R].chunk(2, dim=-1)
@@ -20,7 +17,7 @@ def by_complex_numbers(
     return torch.cat([turned.real.to(x.dtype), turned.imag.to(x.dtype), x[..., R:]], dim=-1)
 
 
-def by_zero_speeds(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
+def by_zero_speeds(x, positions, share, theta=10000.0):
     """Features that stay are turned by angle 0, which changes no bit."""
     D = x.shape[-1]
     R = int(share * D)
@@ -32,7 +29,7 @@ def by_zero_speeds(x: Tensor, positions: Tensor, share: float, theta: float = 10
     return (wide * angles.cos() + partner * angles.sin()).to(x.dtype)
 
 
-def in_place(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0) -> Tensor:
+def in_place(x, positions, share, theta=10000.0):
     """A copy whose first features are overwritten."""
     R = int(share * x.shape[-1])
     work = torch.promote_types(x.dtype, torch.float32)
@@ -46,9 +43,4 @@ def in_place(x: Tensor, positions: Tensor, share: float, theta: float = 10000.0)
     return y
 
 
-RIGHT = {
-    "complex numbers": by_complex_numbers,
-    "angle 0 for what stays": by_zero_speeds,
-    "a copy that is overwritten": in_place,
-    "matrices of 2 x 2": by_matrices,
-}
+RIGHT = [by_complex_numbers, by_zero_speeds, in_place, by_matrices]

@@ -1,12 +1,11 @@
 """Other right answers to pooling."""
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.pooling.checks import checked
 
 
-def by_loop(x: Tensor, positions: Tensor | None = None) -> Tensor:
+def by_loop(x, positions=None):
     """Row by row, from the right."""
     real, states = checked(x, positions), []
     for row in range(len(x)):
@@ -17,21 +16,21 @@ def by_loop(x: Tensor, positions: Tensor | None = None) -> Tensor:
     return torch.stack(states)
 
 
-def by_gather(x: Tensor, positions: Tensor | None = None) -> Tensor:
+def by_gather(x, positions=None):
     """The first real token of the row reversed, taken out by gather."""
     real = checked(x, positions)
     last = x.shape[1] - 1 - real.flip(1).int().argmax(1)
     return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
 
 
-def by_count(x: Tensor, positions: Tensor | None = None) -> Tensor:
+def by_count(x, positions=None):
     """The column where the running count reaches its end for the first time."""
     counts = checked(x, positions).cumsum(1)
     last = (counts < counts[:, -1:]).sum(1)
     return torch.take_along_dim(x, last[:, None, None], 1)[:, 0]
 
 
-def by_flat_index(x: Tensor, positions: Tensor | None = None) -> Tensor:
+def by_flat_index(x, positions=None):
     """An index into all tokens of the batch, from weights that grow to the right."""
     real = checked(x, positions)
     B, T, C = x.shape
@@ -39,9 +38,4 @@ def by_flat_index(x: Tensor, positions: Tensor | None = None) -> Tensor:
     return x.reshape(B * T, C).index_select(0, torch.arange(B) * T + last)
 
 
-RIGHT = {
-    "row by row, from the right": by_loop,
-    "the first real token of the reversed row, by gather": by_gather,
-    "a running count": by_count,
-    "an index into all tokens of the batch": by_flat_index,
-}
+RIGHT = [by_loop, by_gather, by_count, by_flat_index]

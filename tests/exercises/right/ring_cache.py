@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.ring_cache.checks import Reference
 
@@ -11,15 +10,15 @@ from lm_from_scratch.exercises.catalogue.ring_cache.checks import Reference
 class ByToken:
     """Token by token: a slot is replaced when its new owner comes."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window):
         self.window = window
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self):
         self.length = 0
         self.ring: dict[int, Any] = {}
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def update(self, k, v):
         seen = list(self.ring.values())
         for t in range(k.shape[2]):
             entry = k[:, :, t].clone(), v[:, :, t].clone(), self.length
@@ -36,15 +35,15 @@ class ByToken:
 class InOrder:
     """The last W tokens in order of time; the ring is that, rolled."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window):
         self.window = window
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self):
         self.length = 0
         self.held: Any = None
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def update(self, k, v):
         W = self.window
         new = torch.arange(self.length, self.length + k.shape[2])[None, None, :, None]
         if self.held is None:
@@ -61,7 +60,7 @@ class InOrder:
 class Narrow(Reference):
     """Returns no key that none of the new tokens sees, newest first."""
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def update(self, k, v):
         oldest = self.length - self.window
         keys, values, positions = super().update(k, v)
         order = positions.argsort(descending=True)
@@ -72,15 +71,15 @@ class Narrow(Reference):
 class WithBin:
     """Written by scatter, with one more slot for what need not be kept."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window):
         self.window = window
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self):
         self.length = 0
         self.buffers: Any = None
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def update(self, k, v):
         W, T = self.window, k.shape[2]
         new = torch.arange(self.length, self.length + T).reshape(1, 1, T, 1)
         if self.buffers is None:
@@ -99,9 +98,4 @@ class WithBin:
         return parts[0], parts[1], parts[2].flatten()
 
 
-RIGHT = {
-    "token by token, in a dict": ByToken,
-    "in order of time, rolled into slots": InOrder,
-    "only what is seen, newest first": Narrow,
-    "one more slot for what is not kept": WithBin,
-}
+RIGHT = [ByToken, InOrder, Narrow, WithBin]

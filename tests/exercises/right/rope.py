@@ -3,10 +3,9 @@
 import math
 
 import torch
-from torch import Tensor
 
 
-def by_complex_numbers(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+def by_complex_numbers(x, positions, theta=10000.0):
     """A pair is a complex number, and a turn a product."""
     wide = x.double()
     a, b = wide.chunk(2, dim=-1)
@@ -16,7 +15,7 @@ def by_complex_numbers(x: Tensor, positions: Tensor, theta: float = 10000.0) -> 
     return torch.cat([turned.real, turned.imag], dim=-1).to(x.dtype)
 
 
-def by_rotate_half(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+def by_rotate_half(x, positions, theta=10000.0):
     """The form of transformers, in float32."""
     work = torch.promote_types(x.dtype, torch.float32)
     wide = x.to(work)
@@ -28,7 +27,7 @@ def by_rotate_half(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tens
     return (wide * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()).to(x.dtype)
 
 
-def by_table(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+def by_table(x, positions, theta=10000.0):
     """A table up to the largest position, made for each call."""
     work = torch.promote_types(x.dtype, torch.float32)
     dim = x.shape[-1]
@@ -39,7 +38,7 @@ def by_table(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-def by_matrices(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+def by_matrices(x, positions, theta=10000.0):
     """A matrix of 2 x 2 for each pair."""
     work = torch.promote_types(x.dtype, torch.float32)
     dim = x.shape[-1]
@@ -52,12 +51,7 @@ def by_matrices(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
     return torch.einsum("btirc,bhtci->bhtri", matrices, pairs).flatten(-2).to(x.dtype)
 
 
-RIGHT = {
-    "complex numbers, in float64": by_complex_numbers,
-    "both halves at once, as in transformers": by_rotate_half,
-    "a table as long as the largest position": by_table,
-    "a matrix for each pair": by_matrices,
-}
+RIGHT = [by_complex_numbers, by_rotate_half, by_table, by_matrices]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

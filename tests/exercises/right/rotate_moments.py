@@ -5,16 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.exercises.catalogue.rotate_moments.checks import Pair
 from lm_from_scratch.optim.galore_basis import project
 
 Basis = tuple[Tensor | None, Tensor | None]
 
 
-def by_einsum(
-    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
-    corrections: tuple[float, float] = (1.0, 1.0),
-) -> Pair:  # fmt: skip
+def by_einsum(exp_avg, exp_avg_sq, old, new, corrections=(1.0, 1.0)):  # fmt: skip
     """The matrices C of the text, with the identity where there is no basis."""
     turns = []
     sides: Any = zip(old, new, exp_avg.shape, strict=True)
@@ -27,10 +23,7 @@ def by_einsum(
     return turned * corrections[0], (variance + turned**2) * corrections[1]
 
 
-def by_whole_matrix(
-    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
-    corrections: tuple[float, float] = (1.0, 1.0),
-) -> Pair:  # fmt: skip
+def by_whole_matrix(exp_avg, exp_avg_sq, old, new, corrections=(1.0, 1.0)):  # fmt: skip
     """The first moment by way of the whole matrix, in float64."""
     kind = exp_avg.dtype
     olds: list[Any] = [None if x is None else x.double() for x in old]
@@ -46,10 +39,7 @@ def by_whole_matrix(
     return turned.to(kind), (mean_square * corrections[1]).to(kind)
 
 
-def by_kronecker(
-    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
-    corrections: tuple[float, float] = (1.0, 1.0),
-) -> Pair:  # fmt: skip
+def by_kronecker(exp_avg, exp_avg_sq, old, new, corrections=(1.0, 1.0)):  # fmt: skip
     """One matrix for all numbers of a moment, which are put in one row."""
     turns = [
         torch.eye(size, dtype=exp_avg.dtype) if a is None or b is None else b.mT @ a
@@ -63,10 +53,7 @@ def by_kronecker(
     return (mean * corrections[0]).view(shape), (mean_square * corrections[1]).view(shape)
 
 
-def by_side(
-    exp_avg: Tensor, exp_avg_sq: Tensor, old: Basis, new: Basis,
-    corrections: tuple[float, float] = (1.0, 1.0),
-) -> Pair:  # fmt: skip
+def by_side(exp_avg, exp_avg_sq, old, new, corrections=(1.0, 1.0)):  # fmt: skip
     """Variances instead of mean squares, one side after the other, coordinate by coordinate."""
     mean = exp_avg / corrections[0]
     variance = exp_avg_sq / corrections[1] - mean**2
@@ -84,9 +71,4 @@ def by_side(
     return mean * corrections[0], (variance + mean**2) * corrections[1]
 
 
-RIGHT = {
-    "sums with both matrices C": by_einsum,
-    "by way of the whole matrix, in float64": by_whole_matrix,
-    "one large matrix for all numbers": by_kronecker,
-    "variances, side by side": by_side,
-}
+RIGHT = [by_einsum, by_whole_matrix, by_kronecker, by_side]

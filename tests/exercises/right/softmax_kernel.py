@@ -31,20 +31,24 @@ ONLINE = """\
 """
 
 
-RIGHT = {
-    "powers of 2, of the number times log2(e)": {
+RIGHT = [
+    # powers of 2, of the number times log2(e)
+    {
         E: "e = tl.exp2((value - tl.max(value, axis=0)) * 1.4426950408889634)"
     },
-    "the logarithm of the sum is subtracted": {
+    # the logarithm of the sum is subtracted
+    {
         P: "p = tl.exp(value - tl.max(value, axis=0) - tl.log(tl.sum(e, axis=0)))"
     },
-    "two half blocks with an online sum": {BODY: ONLINE},
-    "masked lanes do not count in the sum": {
+    # two half blocks with an online sum
+    {BODY: ONLINE},
+    # masked lanes do not count in the sum
+    {
         OTHER: "other=0.0",
         E: "top = tl.max(tl.where(inside, value, -float('inf')), axis=0)\n"
         "    e = tl.where(inside, tl.exp(value - top), 0.0)",
     },
-}
+]  # fmt: skip
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

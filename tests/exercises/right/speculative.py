@@ -2,14 +2,12 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from lm_from_scratch.exercises.catalogue.speculative.checks import Result
 from lm_from_scratch.generation.sampling import draw
 from lm_from_scratch.generation.speculative import accept
 
 
-def pick(weights: Tensor, u: Tensor) -> Tensor:
+def pick(weights, u):
     """As the function that is given."""
     line = weights.double().cumsum(-1)
     point = u.double()[:, None] * line[:, -1:]
@@ -17,7 +15,7 @@ def pick(weights: Tensor, u: Tensor) -> Tensor:
     return token.clamp(max=weights.shape[-1] - 1)
 
 
-def by_loop(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+def by_loop(p, q, draft, u):
     """Row by row, draft by draft."""
     counts, tokens = [], []
     for i, row in enumerate(draft.tolist()):
@@ -35,7 +33,7 @@ def by_loop(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
     return torch.tensor(counts), torch.cat(tokens)
 
 
-def by_ratio(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+def by_ratio(p, q, draft, u):
     """The quotient, the first place that fails by argmax, and weights p - min(p, q)."""
     B, K = draft.shape
     V = p.shape[2]
@@ -54,7 +52,7 @@ def by_ratio(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
     return n, pick(torch.where(proposed[:, None], left, weights), u[:, 0])
 
 
-def by_line(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+def by_line(p, q, draft, u):
     """Every place gets a token; the one at the first rejection is taken."""
     B, K = draft.shape
     tokens, stands = [], []
@@ -79,7 +77,7 @@ def by_line(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
     return n, torch.stack(tokens, dim=1).gather(1, n[:, None])[:, 0]
 
 
-def by_draw(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
+def by_draw(p, q, draft, u):
     """The rule of the package, one draft at a time, with its own way to draw."""
     B, K = draft.shape
     n = torch.zeros(B, dtype=torch.long)
@@ -93,12 +91,7 @@ def by_draw(p: Tensor, q: Tensor, draft: Tensor, u: Tensor) -> Result:
     return n, token
 
 
-RIGHT = {
-    "row by row, draft by draft": by_loop,
-    "the quotient, and the first failure": by_ratio,
-    "a token at every place, then one of them": by_line,
-    "one draft at a time": by_draw,
-}
+RIGHT = [by_loop, by_ratio, by_line, by_draw]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

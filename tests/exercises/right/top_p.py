@@ -3,12 +3,11 @@
 import math
 
 import torch
-from torch import Tensor
 
 from lm_from_scratch.exercises.catalogue.top_p.checks import above_zero
 
 
-def by_loop(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def by_loop(logits, top_k=0, top_p=1.0):
     """Row by row: take the most likely tokens until the sum reaches p."""
     above_zero(top_p)
     enough = top_p - 1e-12 if top_p < 1 else math.inf
@@ -28,7 +27,7 @@ def by_loop(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     return result
 
 
-def by_rank(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def by_rank(logits, top_k=0, top_p=1.0):
     """Ranks in the place of a scatter: how many tokens are needed, and which rank has each."""
     above_zero(top_p)
     keep = torch.ones_like(logits, dtype=torch.bool)
@@ -43,7 +42,7 @@ def by_rank(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     return torch.where(keep, logits, -math.inf)
 
 
-def by_undoing(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def by_undoing(logits, top_k=0, top_p=1.0):
     """Cut in sorted order, then bring the logits back into their places."""
     above_zero(top_p)
     values, order = logits.double().sort(dim=-1, descending=True, stable=True)
@@ -58,7 +57,7 @@ def by_undoing(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     return torch.empty_like(values).scatter(-1, order, values).to(logits.dtype)
 
 
-def by_pairs(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def by_pairs(logits, top_k=0, top_p=1.0):
     """Every token against every other: what stands before it, by value and then by place."""
     above_zero(top_p)
     z = logits.double()
@@ -73,12 +72,7 @@ def by_pairs(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     return logits.masked_fill(z == -math.inf, -math.inf)
 
 
-RIGHT = {
-    "row by row, until p is reached": by_loop,
-    "ranks in the place of a scatter": by_rank,
-    "cut in order, then undone": by_undoing,
-    "every token against every other": by_pairs,
-}
+RIGHT = [by_loop, by_rank, by_undoing, by_pairs]
 
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {

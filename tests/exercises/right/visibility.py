@@ -1,12 +1,9 @@
 """Other right answers to visibility."""
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 
-def by_loop(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+def by_loop(q, k, window=None, qd=None, kd=None):
     """One pair at a time, with sets of positions."""
     if window is not None and window <= 0:
         raise ValueError("window")
@@ -22,7 +19,7 @@ def by_loop(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = 
     return mask
 
 
-def by_distance(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+def by_distance(q, k, window=None, qd=None, kd=None):
     """How far back each key is."""
     if window is not None and not window > 0:
         raise ValueError("window")
@@ -35,7 +32,7 @@ def by_distance(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: An
     return hidden.logical_not().unsqueeze(1)
 
 
-def by_sentinel(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+def by_sentinel(q, k, window=None, qd=None, kd=None):
     """Padding keys are moved into the far future, where the causal condition hides them."""
     if window is not None and window < 1:
         raise ValueError("window")
@@ -48,7 +45,7 @@ def by_sentinel(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: An
     return mask[:, None]
 
 
-def by_parts(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any = None) -> Tensor:
+def by_parts(q, k, window=None, qd=None, kd=None):
     """Four masks and their minimum."""
     if window is not None and window < 1:
         raise ValueError("window")
@@ -62,9 +59,4 @@ def by_parts(q: Tensor, k: Tensor, window: Any = None, qd: Any = None, kd: Any =
     return torch.stack(parts).all(dim=0)[:, None]
 
 
-RIGHT = {
-    "one pair at a time": by_loop,
-    "how far back a key is": by_distance,
-    "padding is moved into the future": by_sentinel,
-    "four masks joined": by_parts,
-}
+RIGHT = [by_loop, by_distance, by_sentinel, by_parts]

@@ -3,20 +3,12 @@
 import math
 
 import torch
-from torch import Tensor
 
 
-def as_in_transformers(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
+def as_in_transformers(head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=1.0):
     """Two sets of speeds and a mask; a step is a very short ramp."""
 
-    def correction(turns: float) -> float:
+    def correction(turns):
         return (head_dim * math.log(original_length / (turns * 2 * math.pi))) / (
             2 * math.log(theta)
         )
@@ -32,14 +24,7 @@ def as_in_transformers(
     return speeds, 0.1 * math.log(factor) + 1.0
 
 
-def by_loop(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
+def by_loop(head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=1.0):
     """Pair by pair, with the numbers of Python."""
     periods = math.log(original_length / (2 * math.pi))
     per_pair = 2 * math.log(theta) / head_dim
@@ -58,14 +43,7 @@ def by_loop(
     return torch.tensor(found), 1 + math.log(factor) / 10
 
 
-def by_lerp(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
+def by_lerp(head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=1.0):
     """A straight line from one tensor to the other, in float64."""
     i = torch.arange(head_dim // 2, dtype=torch.float64)
     speeds = theta ** (-2 * i / head_dim)
@@ -77,14 +55,7 @@ def by_lerp(
     return new.float(), math.log(factor**0.1 * math.e)
 
 
-def by_pieces(
-    head_dim: int,
-    theta: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-) -> tuple[Tensor, float]:
+def by_pieces(head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=1.0):
     """The pieces before, on and after the ramp, one after the other."""
     pairs = head_dim // 2
     first, last = (
@@ -98,9 +69,4 @@ def by_pieces(
     return speeds * share, 1.0 + 0.1 * math.log(factor)
 
 
-RIGHT = {
-    "two sets of speeds and a mask, as in transformers": as_in_transformers,
-    "pair by pair, with the numbers of Python": by_loop,
-    "a straight line between two tensors, in float64": by_lerp,
-    "three pieces, one after the other": by_pieces,
-}
+RIGHT = [as_in_transformers, by_loop, by_lerp, by_pieces]

@@ -355,9 +355,9 @@ def toy(**changes: object) -> Exercise:
         return 2 * x
 
     cases = (
-        Case("keeps the shape", make, "shape", play=lambda f, x: list(f(x).shape), guard=True),
+        Case("keeps the shape", make, "shape", use=lambda f, x: list(f(x).shape), guard=True),
         Case("doubles", make, "twice", points=3),
-        Case("refuses", lambda g: call(torch.tensor(1.0)), "ValueError", play=refusal()),
+        Case("refuses", lambda g: call(torch.tensor(1.0)), "ValueError", use=refusal()),
     )
     options = dict(
         name="toy", function="double", page="p", minutes=1, difficulty=1,

@@ -163,7 +163,7 @@ CASES = (
          points=2, teaching="the formula where every value can be worked out by hand"),
     Case("twelve steps in a row", twelve,
          "step t divides by 1 - beta**t; a number whose gradient is 0 still moves, as long as its "
-         "mean is not 0", points=2, play=steps),
+         "mean is not 0", points=2, use=steps),
     Case("decay", decayed,
          "the decay is no part of the gradient: theta is multiplied by 1 - lr * weight_decay, "
          "here 0.97, and the step is subtracted from that", points=2,
@@ -174,7 +174,7 @@ CASES = (
     Case("step 2,000 of a run", late,
          "step t divides by 1 - beta**t however large t is: at 2,000 the second mean still lacks "
          "14 %"),
-    Case("other betas", other_betas, "take both betas from the argument", play=steps),
+    Case("other betas", other_betas, "take both betas from the argument", use=steps),
     Case("the defaults, in float64", default,
          "lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2; float64 stays float64"),
 )  # fmt: skip

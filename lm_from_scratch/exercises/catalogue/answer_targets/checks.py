@@ -236,7 +236,7 @@ CASES = (
          teaching="the plain rule, and the first thing to read"),
     Case(PAD, padded,
          "padding is -100 up to `length`; make new lists instead of filling those of the caller",
-         play=with_lists),
+         use=with_lists),
     Case(TURNS, lambda g: given([chat(g, "uaua"), chat(g, "uuaua"), chat(g, "uau")]),
          "each span counts, and what the user says between them does not", points=2,
          teaching="a conversation, as it will be in training"),
@@ -248,7 +248,7 @@ CASES = (
          "the first token of a row is nobody's target; place -1 is the end of the row", points=2),
     Case(CUT, cut_within,
          "of the answer that is cut, the words that are left count; none that was cut off does; "
-         "the lists of the caller keep it", play=with_lists, points=2),
+         "the lists of the caller keep it", use=with_lists, points=2),
     Case(EARLY, cut_early, "a span may begin after the row ends: it has no target then",
          teaching="nothing of an answer is left"),
     Case(SILENT, lambda g: given([chat(g, "uu"), chat(g, "ua")]),

@@ -176,7 +176,7 @@ CASES = (
     Case("float16, products above 65504, and bfloat16",
          lambda g: shifted(g, 40.0, 120.0, torch.float16),
          "76800 = 40 * 120 * 16 is above the largest float16, and the next bfloat16 is 77312: "
-         "multiply in float32", play=in_half),
+         "multiply in float32", use=in_half),
     Case("float64 keeps its digits", lambda g: inputs(g, (3, 3), (5, 5), (6, 6), torch.float64),
          "only float16 and bfloat16 become float32"),
     Case("inputs in another order in memory", transposed,

@@ -289,28 +289,28 @@ WRONG = [
 CASES = (
     Case(PLAIN, two_beams,
          "add the score of each beam to its log-probabilities; take one topk over all n V "
-         "candidates; place = parent * V + token", points=2, play=step,
+         "candidates; place = parent * V + token", points=2, use=step,
          teaching="the step without an end"),
     Case(ONE, one_parent,
          "the best candidates may all continue one beam: compare all of them, not beam by beam",
          points=2,
          teaching="the idea of the search: one beam may have all successors, another none",
-         play=step),
+         use=step),
     Case(PROMPTS, several_prompts,
          "flatten beams and tokens of each prompt, not the batch; parents count from 0 in each "
-         "prompt", teaching="several prompts without an end", play=step),
+         "prompt", teaching="several prompts without an end", use=step),
     Case(FIRST, first_step,
          "minus infinity plus anything is minus infinity: no such candidate is among the best",
-         play=step),
+         use=step),
     Case(WIDE, more_beams_than_tokens,
-         "with n > V a beam cannot have n continuations: ask for the n best of all n V", play=step),
+         "with n > V a beam cannot have n continuations: ask for the n best of all n V", use=step),
     Case(END, one_ends, "a candidate with the stop token makes room for the next one that goes on",
-         points=2, teaching="one end alone, before the rank matters", play=step),
+         points=2, teaching="one end alone, before the rank matters", use=step),
     Case(LATER, too_late,
          "an end counts if it is among the n best of all candidates, before any is taken out",
-         play=step),
-    Case(ALL, all_end, "even if all n best end, n beams go on", play=step),
-    Case(LONG, long_texts, "exp(-900) is 0: stay with the logarithms", play=step),
+         use=step),
+    Case(ALL, all_end, "even if all n best end, n beams go on", use=step),
+    Case(LONG, long_texts, "exp(-900) is 0: stay with the logarithms", use=step),
 )  # fmt: skip
 
 

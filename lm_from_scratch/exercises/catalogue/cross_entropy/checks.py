@@ -276,16 +276,16 @@ CASES = (
          "0 * inf is NaN: take the ignored tokens out, instead of multiplying by 0",
          tolerance=(1e-3, 1e-3)),
     Case("bfloat16 and float64", precisions,
-         "convert to float32 before anything else, unless the logits are float64", play=in_both),
+         "convert to float32 before anything else, unless the logits are float64", use=in_both),
     Case("four axes in another order in memory", four_axes,
          "all axes but the last may be flattened into one: .view fails here, .reshape or an index "
          "by a mask do not"),
     Case("targets of another shape", all_count,
          "compare targets.shape with logits.shape[:-1] and raise a ValueError: once flat, both "
-         "may have as many elements and not fit", play=other_shape),
+         "may have as many elements and not fit", use=other_shape),
     Case("written without the library's losses", some_ignored,
          "the exercise is to write the loss: neither F.cross_entropy nor F.nll_loss is called",
-         play=written_out, guard=True),
+         use=written_out, guard=True),
     Case("the gradient of the logits", some_ignored,
          "the sum over all tokens depends on every logit: nothing may be detached", gradient=True),
 )  # fmt: skip

@@ -148,7 +148,7 @@ CASES = (
          teaching="what the correction is for"),
     Case(GATED, gated, "the state fades first, by exp(g); then it is asked", points=2,
          teaching="the order of the lines"),
-    Case(PIECES, gated, "the second piece begins with the state of the first", play=in_pieces,
+    Case(PIECES, gated, "the second piece begins with the state of the first", use=in_pieces,
          points=2, teaching="a cache"),
     Case("values wider than keys", lambda g: inputs(g, widths=(3, 7)),
          "a state has Dk rows and Dv columns", teaching="a shape error says which axis is meant"),

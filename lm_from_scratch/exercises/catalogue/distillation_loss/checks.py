@@ -249,10 +249,10 @@ CASES = (
     Case(MEMORY, in_memory, "reshape, not view; or index with a mask"),
     Case(BOTH,
          lambda g: call(*logits(g, 4, 5, 30, dtype=torch.bfloat16), integers(g, 0, 30, 4, 5), 3.0),
-         "float32 at least: convert both logits first", play=in_both),
+         "float32 at least: convert both logits first", use=in_both),
     Case(GRADIENT, hot, "the gradient of a row is the temperature times q - p", gradient=True,
          teaching="the gradient alone, with nothing excluded"),
-    Case(FIXED, one_place, "detach the teacher", play=fixed),
+    Case(FIXED, one_place, "detach the teacher", use=fixed),
 )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ CASES = (
          "compute in the dtype of the log-probabilities; a small lead is a lead"),
     Case(GRADIENT, lengths, "both answers pull, in opposite directions; what is masked does not",
          gradient=True),
-    Case(FROZEN, one_pair, "detach the reference, and what is only reported", play=frozen,
+    Case(FROZEN, one_pair, "detach the reference, and what is only reported", use=frozen,
          points=2),
 )  # fmt: skip
 

@@ -221,46 +221,46 @@ WRONG = [
 CASES = (
     Case("a tall matrix", lambda g: used(gradient(g, 9, 5), normal(g, 9, 5), 2),
          "tall (9, 5) and std: a right basis of shape (5, 2), from the rows of Vh, and "
-         "coordinates of shape (9, 2)", points=2, play=there_and_back, tolerance=(1e-4, 1e-5),
+         "coordinates of shape (9, 2)", points=2, use=there_and_back, tolerance=(1e-4, 1e-5),
          teaching="the usual case, and the first thing to read"),
     Case("a wide matrix", lambda g: used(gradient(g, 4, 7), normal(g, 4, 7), 3),
          "wide (4, 7) and std: a left basis of shape (4, 3), from the columns of U", points=2,
-         play=there_and_back, tolerance=(1e-4, 1e-5),
+         use=there_and_back, tolerance=(1e-4, 1e-5),
          teaching="the other side, before reverse_std mixes in"),
     Case("a square matrix", lambda g: used(gradient(g, 6, 6), normal(g, 6, 6), 2, "std"),
          "a square matrix counts as tall: nothing but the numbers shows the side",
-         play=there_and_back, tolerance=(1e-4, 1e-5)),
+         use=there_and_back, tolerance=(1e-4, 1e-5)),
     Case("reverse_std, a wide matrix with square coordinates",
          lambda g: used(gradient(g, 5, 8), normal(g, 5, 8), 5, "reverse_std"),
          "reverse_std takes the longer side: (5, 8) has a right basis here. At rank 5 the "
          "coordinates have shape (5, 5), which does not tell the side: remember it",
-         play=there_and_back, tolerance=(1e-4, 1e-5)),
+         use=there_and_back, tolerance=(1e-4, 1e-5)),
     Case("reverse_std, a tall matrix, a rank above its smaller side",
          lambda g: used(gradient(g, 7, 4), normal(g, 7, 4), 6, "reverse_std"),
          "there are only min(m, n) leading directions, here 4. Coordinates of shape (4, 4) do not "
-         "tell the side", play=there_and_back, tolerance=(1e-4, 1e-5)),
+         "tell the side", use=there_and_back, tolerance=(1e-4, 1e-5)),
     Case("a wide matrix, a rank above its height",
          lambda g: used(gradient(g, 3, 7), normal(g, 3, 7), 6),
          "three directions on the left: coordinates of shape (3, 7) look like a gradient, and are "
-         "to be multiplied by the basis all the same", play=there_and_back, tolerance=(1e-4, 1e-5)),
+         "to be multiplied by the basis all the same", use=there_and_back, tolerance=(1e-4, 1e-5)),
     Case("a tall matrix, a rank above its width",
          lambda g: used(gradient(g, 7, 3), normal(g, 7, 3), 6),
          "three directions on the right: coordinates of shape (7, 3) look like a gradient, and "
-         "are to be multiplied by the transposed basis all the same", play=there_and_back,
+         "are to be multiplied by the transposed basis all the same", use=there_and_back,
          tolerance=(1e-4, 1e-5)),
     Case("reverse_std, a square matrix",
          lambda g: used(gradient(g, 6, 6), normal(g, 6, 6), 2, "reverse_std"),
          "a square matrix counts as tall, so that reverse_std takes the left side",
-         play=there_and_back, tolerance=(1e-4, 1e-5)),
+         use=there_and_back, tolerance=(1e-4, 1e-5)),
     Case("what stays in memory", held,
          "a slice is a view, and keeps the whole factor alive: copy it. .contiguous() need not "
          "copy, .clone() does. Keep neither gradient nor factors in the object", points=2,
-         play=kept),
+         use=kept),
     Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits",
-         play=there_and_back),
+         use=there_and_back),
     Case("a bfloat16 gradient", brain,
          "there is no SVD in bfloat16: convert, and keep float32 for basis and coordinates",
-         play=there_and_back, tolerance=(1e-4, 1e-5)),
+         use=there_and_back, tolerance=(1e-4, 1e-5)),
 )  # fmt: skip
 
 

@@ -277,7 +277,7 @@ CASES = (
          "the ratio is 1 in the first step, and has a gradient all the same; NaN times 0 is NaN "
          "in a gradient, too", gradient=True),
     Case(FIXED, moved, "detach the old log-probabilities, the reference and the advantages",
-         play=fixed, points=2),
+         use=fixed, points=2),
 )  # fmt: skip
 
 

@@ -165,7 +165,7 @@ CASES = (
          "nothing becomes float32", teaching="more digits"),
     Case("gradients of the logits", moved,
          "the weights must have a gradient; the choice has none, and the bias gets none",
-         play=with_gradient),
+         use=with_gradient),
     Case(FRESH, lambda g: given(g, torch.zeros(8), k=3, groups=(4, 2), scale=1.5),
          "with biases of 0 the code as found was right", guard=True,
          teaching="the code as found passes it: this is why a fresh model shows nothing"),

@@ -195,12 +195,12 @@ CASES = (
          teaching="the code as found passes it, and so did the tests of its authors"),
     Case(PADDING, large,
          "scores are millions here: what is added to a hidden one does not make it the lowest",
-         points=2, play=other_padding),
+         points=2, use=other_padding),
     Case(BELOW, far_below, "the visible scores lie below -10000, so a key that gets -10000 wins",
          points=2),
     Case(HALF, half,
          "the lowest float16 is -65504, and -65504 - 100 is minus infinity. A row of it is NaN, "
-         "and 0 * NaN is NaN in the layer above", points=2, play=two_layers),
+         "and 0 * NaN is NaN in the layer above", points=2, use=two_layers),
     Case(EMPTY, left_padded,
          "where all scores are equal, the softmax is a plain mean, here over hidden keys", points=2,
          teaching="the values alone, which is the shorter report"),
@@ -210,7 +210,7 @@ CASES = (
          teaching="in float32, where gradients can be compared and not only be NaN"),
     Case("gradients in float16", half,
          "what is infinite in float16 alone makes NaN of its gradients, behind results of 0",
-         points=1, play=not_numbers),
+         points=1, use=not_numbers),
 )  # fmt: skip
 
 

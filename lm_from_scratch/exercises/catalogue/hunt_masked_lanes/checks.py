@@ -22,7 +22,7 @@ def by_torch(programs: int, x: Tensor, tops: Tensor, out: Tensor, width: int, BL
 REFERENCE: Any = AsKernel(by_torch)
 
 
-# ----------------------------------------------------------------------------------------- plays
+# -------------------------------------------------------------------------------- how it is used
 
 
 def launched(kernel: Any, x: Tensor, BLOCK: int) -> tuple[dict[str, Any], int]:
@@ -130,23 +130,23 @@ WRONG = [
 
 CASES = (
     Case("rows as long as the block", lambda g: both_signs(g, 3, 16, 16),
-         "the largest number of each row, and each number minus that one", play=results, guard=True,
+         "the largest number of each row, and each number minus that one", use=results, guard=True,
          teaching="one of the tests that the code as found has passed"),
     Case("rows of both signs, shorter than the block", short,
-         "row r begins at r * width, in x and in out", play=results, guard=True,
+         "row r begins at r * width, in x and in out", use=results, guard=True,
          teaching="one of the tests that the code as found has passed"),
     Case("rows without a number above 0", below_zero,
          "print the whole block in the kernel: what stands in the lanes behind the row?", points=3,
-         play=results),
+         use=results),
     Case("numbers near -30000", lambda g: call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128),
          "no number that is written down in the code is small enough for every row, but one",
-         points=2, play=results),
+         points=2, use=results),
     Case("places of minus infinity", hidden,
          "whether a lane belongs to the row is a matter of its column, not of its number", points=2,
-         play=results),
+         use=results),
     Case("nothing is written behind the last row", short,
          "a block has BLOCK lanes, also when it is stored; in the interpreter the next row "
-         "repairs what the row before has spoilt, except behind the last", points=3, play=around),
+         "repairs what the row before has spoilt, except behind the last", points=3, use=around),
 )  # fmt: skip
 
 

@@ -144,25 +144,25 @@ WRONG = [
 CASES = (
     Case("the ids of a short text", short,
          "input_ids hold the text and then PAD, never -100; make a new list by +, as += and "
-         "extend write into the caller's", play=part("input_ids"), guard=True,
+         "extend write into the caller's", use=part("input_ids"), guard=True,
          teaching="what a repair of the labels must not touch"),
     Case("a text that fills the row", lambda g: call(text(g, 9), 9),
-         "every token is real here: the mask is all ones, the labels are the ids", play=whole,
+         "every token is real here: the mask is all ones, the labels are the ids", use=whole,
          guard=True, teaching="a row without padding, where the code as found is right"),
     Case("a text longer than the row", lambda g: call(text(g, 14), 10),
-         "the text is cut to its first tokens before anything is counted", play=whole, guard=True),
+         "the text is cut to its first tokens before anything is counted", use=whole, guard=True),
     Case("the mask of a short text", short,
          "how many ones does the mask have, and how many tokens the text?", points=2,
-         play=part("attention_mask"), teaching="the first defect alone"),
+         use=part("attention_mask"), teaching="the first defect alone"),
     Case("the labels of a short text", short,
          "which labels does the loss leave out, and which of these do you see?", points=3,
-         play=part("labels"), teaching="the second defect alone"),
+         use=part("labels"), teaching="the second defect alone"),
     Case("the loss that is reported for two tokens in a row of 32", lambda g: call(text(g, 2), 32),
          "this model says nothing but padding; it pays 10 for each real token, and should pay "
-         "nothing for the rest", play=reported, teaching="the symptom that the user saw"),
+         "nothing for the rest", use=reported, teaching="the symptom that the user saw"),
     Case("a text that contains the padding token", with_padding_token,
          "the ids do not say what is padding: only the length of the text does", points=4,
-         play=whole),
+         use=whole),
 )  # fmt: skip
 
 

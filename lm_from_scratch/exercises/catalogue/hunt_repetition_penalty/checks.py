@@ -186,7 +186,7 @@ CASES = (
          points=2, teaching="both faults at once: half a repair fails here, too"),
     Case(LAW, lambda g: call(normal(g, 40, 11, scale=3), integers(g, 0, 11, 40, 1), 1.3),
          "this is what a penalty above 1 is for: compare the softmax before and after",
-         play=never_likelier,
+         use=never_likelier,
          teaching="the purpose as a law, which a test can state without knowing the formula"),
     Case(REWARD, reward, "ask for the sign of the logit, not which of two numbers is smaller"),
     Case(HALF, half, "the result has the dtype of the logits"),

@@ -306,29 +306,29 @@ WRONG = [
 
 CASES = (
     Case("every parameter in every step", all_of_them,
-         "this was right before: compare what you changed with the code as found", play=run,
+         "this was right before: compare what you changed with the code as found", use=run,
          guard=True),
     Case("gradients near 1e-6, eps 1e-6", near_eps,
-         "eps is added after the bias correction, as in the code as found", play=run, guard=True,
+         "eps is added after the bias correction, as in the code as found", use=run, guard=True,
          teaching="a repair must not move eps"),
     Case("a parameter that never has a gradient", without,
-         "None is not a gradient of zeros: no decay, no step", play=run, guard=True,
+         "None is not a gradient of zeros: no decay, no step", use=run, guard=True,
          teaching="a repair must not let it decay"),
     Case("a first gradient in step 10", late,
          "with its first gradient, whenever that comes, a parameter moves by lr: 0.01. What is "
-         "divided by 1 - beta**10 here?", points=3, play=last,
+         "divided by 1 - beta**10 here?", points=3, use=last,
          teaching="the number of the first report"),
     Case("gradients with gaps", some,
          "the count grows with the gradients of this parameter, neither with the calls nor with "
-         "those of its neighbours", points=2, play=run),
+         "those of its neighbours", points=2, use=run),
     Case("parameters that look alike, in float64", alike,
          "three parameters of one shape and one value are still three; the means have the dtype "
-         "of the parameter", play=run),
+         "of the parameter", use=run),
     Case("a sparse gradient, refused before anything moves", two,
-         "look at all gradients before the first parameter is touched", points=2, play=caught),
+         "look at all gradients before the first parameter is touched", points=2, use=caught),
     Case("the steps after a refused one", five,
          "a refused call must not leave anything in the state, not even a count", points=2,
-         play=went_on),
+         use=went_on),
 )  # fmt: skip
 
 

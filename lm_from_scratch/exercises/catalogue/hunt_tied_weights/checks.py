@@ -50,7 +50,7 @@ def half_and_single(g: Generator) -> Call:
     return call(state=state)
 
 
-# ----------------------------------------------------------------------------------------- plays
+# -------------------------------------------------------------------------------- how it is used
 
 
 def flag() -> bool:
@@ -284,25 +284,25 @@ WRONG = [
 CASES = (
     Case("values, dtypes and what is frozen", half_and_single,
          "every tensor keeps the dtype that it has in the state dict, and a new Parameter wants a "
-         "gradient unless you say otherwise", play=arrives, guard=True),
+         "gradient unless you say otherwise", use=arrives, guard=True),
     Case("a wrong name is refused, and nothing stays set", half_and_single,
          "a missing or an unknown name is a RuntimeError, and what you have set is taken back "
-         "then, too", play=refuses, guard=True),
+         "then, too", use=refuses, guard=True),
     Case("global settings are as they were", half_and_single,
-         "read the flag first, and put back what you have read, not False", play=leaves_settings,
+         "read the flag first, and put back what you have read, not False", use=leaves_settings,
          guard=True),
     Case("the optimizer trains the model", half_and_single,
          "compare the id of each weight with those that the optimizer holds, before and after",
-         points=3, play=trains),
+         points=3, use=trains),
     Case("the head stays tied", half_and_single,
          "two names, one parameter: it must be the same object afterwards", points=2,
-         play=stays_tied,
+         use=stays_tied,
          teaching="untying the head strands the optimizer, too; here the tie is seen alone"),
     Case("training leaves the checkpoint alone", half_and_single,
-         "what is assigned lies in the memory of the state dict", points=3, play=leaves_checkpoint),
+         "what is assigned lies in the memory of the state dict", points=3, use=leaves_checkpoint),
     Case("another model loads the same state dict", half_and_single,
          "a state dict of torch has an attribute _metadata: print it before and after", points=2,
-         play=loads_again),
+         use=loads_again),
 )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ WRONG = [
 CASES = (
     Case("keys that the last query of each layer sees", story,
          "the first two layers see everything, and the last two see four keys", points=2,
-         play=keys_of_the_last_query, teaching="the numbers of the story"),
+         use=keys_of_the_last_query, teaching="the numbers of the story"),
     Case("five layers, the last two slide", full_pass,
          "max_window_layers is the index of the first layer that slides", points=2,
          teaching="every mask, where the layers that slide are not half of all"),

@@ -67,7 +67,7 @@ def smallest_float16(g: Generator) -> Call:
     return call(decided((weight * unit).half()))
 
 
-# ----------------------------------------------------------------------------------------- plays
+# -------------------------------------------------------------------------------- how it is used
 
 
 def codes_and_scale(kind: Any, weight: Tensor) -> dict[str, Tensor]:
@@ -182,29 +182,29 @@ WRONG = [
 CASES = (
     Case("scale and codes", ordinary,
          "the largest absolute number of each row gets the code 127 or -127; keepdim=True keeps "
-         "the scale (N, 1)", points=2, play=codes_and_scale,
+         "the scale (N, 1)", points=2, use=codes_and_scale,
          teaching="the plain formula, before the way back"),
     Case("back again, with the scale", ordinary,
          "a number is its code times the scale of its row; nothing else is kept", points=2,
-         play=back),
+         use=back),
     Case("negative ends and halves", ends,
          "the largest number may be negative; the code is the nearest whole number",
-         play=codes_and_scale),
+         use=codes_and_scale),
     Case("a row of zeros and very small rows", small_rows,
          "the largest number of a row has the code 127 even if it is 1e-13; only a scale of 0 "
-         "needs care", points=1, play=all_of_it),
+         "needs care", points=1, use=all_of_it),
     Case("bfloat16", lambda g: call(decided(normal(g, 6, 64, dtype=torch.bfloat16))),
          "store the scale in the dtype of weight first; divide by that one, in float32", points=2,
-         play=all_of_it),
+         use=all_of_it),
     Case("float16 at its smallest numbers", smallest_float16,
          "a scale that float16 has rounded down makes quotients above 127, one that has become 0 "
-         "makes infinity", play=all_of_it),
+         "makes infinity", use=all_of_it),
     Case("float64 keeps its digits",
          lambda g: call(decided(normal(g, 4, 11).double() + 1e-9 * normal(g, 4, 11).double())),
-         "convert to float32 only what has fewer digits", play=all_of_it),
+         "convert to float32 only what has fewer digits", use=all_of_it),
     Case("a parameter, transposed in memory",
          lambda g: call(nn.Parameter(strided(decided(normal(g, 7, 10))))),
-         "detach the parameter, and give the codes a row-by-row order", play=of_a_model),
+         "detach the parameter, and give the codes a row-by-row order", use=of_a_model),
 )  # fmt: skip
 
 

@@ -176,7 +176,7 @@ CASES = (
          teaching="decoding, with a shape that one can read"),
     Case(NO_KEY, lambda g: inputs(g, (2, 8), (1, 300), (16, 12, 4, 10)),
          "fold the heads into the queries, (B, H * T, R + Dr), before they meet the latents",
-         points=2, play=watched, tolerance=(1e-4, 1e-4)),
+         points=2, use=watched, tolerance=(1e-4, 1e-4)),
     Case("scores of hundreds", lambda g: inputs(g, (2, 3), (5, 5), (8, 6, 4, 5), scale=12),
          "exp(89) is above the largest float32: a softmax subtracts the largest score first",
          tolerance=(5e-4, 5e-3)),

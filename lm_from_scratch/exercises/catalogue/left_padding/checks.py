@@ -180,25 +180,25 @@ WRONG = [
 
 CASES = (
     Case("padding on the left", left,
-         "a running count of the ones, minus 1, is the position of each token", points=2, play=both,
+         "a running count of the ones, minus 1, is the position of each token", points=2, use=both,
          teaching="the plain form, and the first thing to read"),
     Case("padding on the right", right,
          "the last column is padding here and says nothing about the row: count the tokens, and "
-         "write -1 to every column of padding", points=2, play=both,
+         "write -1 to every column of padding", points=2, use=both,
          teaching="the other usual side, where the last column tells nothing"),
     Case("padding on both sides and between tokens", between,
          "the first and the last token of a row do not tell how many are between them: count",
-         points=2, play=both),
+         points=2, use=both),
     Case("a row of padding alone",
          lambda g: call(shuffled(g, torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 1]]))),
-         "no token is there, so the next one stands at 0", play=both),
+         "no token is there, so the next one stands at 0", use=both),
     Case("one row of one token", lambda g: call(torch.ones(1, 1, dtype=torch.int64)),
-         "the results have shapes (1, 1) and (1,): do not squeeze", play=both),
+         "the results have shapes (1, 1) and (1,): do not squeeze", use=both),
     Case("320 columns, in other dtypes", many_columns,
          "compare first, then count: bool adds up to int64, but bfloat16 cannot hold 257",
-         play=in_all_dtypes),
+         use=in_all_dtypes),
     Case("what is no mask", left,
-         "raise a ValueError unless there are two axes and every number is 0 or 1", play=refused),
+         "raise a ValueError unless there are two axes and every number is 0 or 1", use=refused),
 )  # fmt: skip
 
 

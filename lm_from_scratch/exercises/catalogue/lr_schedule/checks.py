@@ -153,20 +153,20 @@ WRONG = [
 CASES = (
     Case("the warm-up", rising,
          "a straight line from 0: step 1 has lr / warmup, step `warmup` has lr", points=2,
-         play=rates),
+         use=rates),
     Case("the cosine after it, down to 0", falling,
          "the progress is 0 at the end of the warm-up and 1 in the last step of this run; half "
-         "way the rate is half of lr", points=3, play=rates,
+         "way the rate is half of lr", points=3, use=rates,
          teaching="the curve alone, with no other floor than 0"),
     Case("down to min_lr", floor,
          "what falls is the part of lr above min_lr; half way the rate is the mean of both",
-         points=2, play=rates),
+         points=2, use=rates),
     Case("no warm-up, a long run", long,
-         "with warmup=0 step 1 belongs to the cosine, and nothing is divided by 0", play=rates),
+         "with warmup=0 step 1 belongs to the cosine, and nothing is divided by 0", use=rates),
     Case("after the last step", after,
-         "a cosine rises again behind its lowest point: hold the progress at 1", play=rates),
+         "a cosine rises again behind its lowest point: hold the progress at 1", use=rates),
     Case("a warm-up as long as the run", too_long, "raise ValueError before any division",
-         play=refused),
+         use=refused),
 )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ CASES = (
     Case(ROWS, rows_will_do, "all are good enough here, and the longest takes the fewest bytes",
          tolerance=CLOSE, teaching="the price alone decides"),
     Case(BRAIN, brain, "a scale has the dtype of the weight, two bytes here", tolerance=CLOSE),
-    Case(NONE, none, "no size meets the first bound: None", play=each, tolerance=CLOSE),
+    Case(NONE, none, "no size meets the first bound: None", use=each, tolerance=CLOSE),
     Case(SMALL, small_rows,
          "one sum over the whole matrix, above and below; where the scale is 0, the codes are 0",
          tolerance=CLOSE),

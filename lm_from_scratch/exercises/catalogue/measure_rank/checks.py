@@ -205,10 +205,10 @@ CASES = (
     Case(ADAM, adam, "try AdamW first, with the bytes of this dtype"),
     Case(ROOM, room,
          "a state as large as the budget fits; GaLore is for budgets that AdamW does not meet",
-         play=each),
+         use=each),
     Case(THIN, thin, "the rank of a matrix is at most its smaller side", points=2),
     Case(HIGH, high, "any rank up to the smaller side may be the answer"),
-    Case(NOTHING, nothing, "vectors and rank 1 are the least there is; else (0, 0)", play=each),
+    Case(NOTHING, nothing, "vectors and rank 1 are the least there is; else (0, 0)", use=each),
 )  # fmt: skip
 
 

@@ -190,7 +190,7 @@ CASES = (
          "first?", points=2, teaching="one number for each direction, and no momentum"),
     Case(TURNED, turned,
          "the directions of a bowl are the eigenvectors of its matrix; a run whose start has no "
-         "part in the steepest one misses it", play=each),
+         "part in the steepest one misses it", use=each),
     Case(HEAVY, heavy,
          "write a step of x and v as a matrix of 2 x 2, or let it run: momentum moves the limit",
          points=2, teaching="momentum alone"),
@@ -201,10 +201,10 @@ CASES = (
          teaching="a fall alone, before momentum and decay"),
     Case(HELD, held, "with the decay the bowl falls nowhere any more"),
     Case(ON, falling_on, "which directions fall says the smallest eigenvalue, decay included",
-         play=each),
+         use=each),
     Case(FLAT, flat,
          "in a flat direction x stays; an eigenvalue of 0 is computed as a number near it",
-         play=each),
+         use=each),
 )  # fmt: skip
 
 

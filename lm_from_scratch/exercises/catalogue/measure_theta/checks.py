@@ -202,11 +202,11 @@ CASES = (
          teaching="a theta as in models of today"),
     Case(SHORT, short, "the last position is one below the number of tokens", points=2),
     Case(SHORTER, shorter,
-         "in a shorter text slow pairs may turn faster; the answer is on the list", play=each),
+         "in a shorter text slow pairs may turn faster; the answer is on the list", use=each),
     Case(NONE, none, "where no theta is safe, the result says None",
          teaching="the question itself, without an answer on the list"),
     Case(FIRST, first_pair, "pair 0 turns by one radian per position, whatever theta is",
-         play=each),
+         use=each),
     Case(ROUND, all_round, "no pair can come to a new angle: the smallest theta will do"),
 )  # fmt: skip
 

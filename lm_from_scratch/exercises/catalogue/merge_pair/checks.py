@@ -308,27 +308,27 @@ WRONG = [
 
 CASES = (
     Case(PLAIN, plain, "count all pairs of neighbours first, then replace the most frequent one",
-         points=2, play=step),
+         points=2, use=step),
     Case(WEIGHT, frequent_word,
          "a pair of word i counts counts[i] times, and a word that stands in the list twice "
-         "counts twice", play=step),
+         "counts twice", use=step),
     Case(TWICE, twice_in_a_word,
-         "a word may hold a pair several times: all of them count, and all are replaced", play=step,
+         "a word may hold a pair several times: all of them count, and all are replaced", use=step,
          teaching="counting once a word is told apart from counting no overlaps"),
     Case(THREE, three_equal,
          "go from left to right, and after a replacement go on behind both ids: 7 7 7 becomes 300 "
-         "7", play=step),
+         "7", use=step),
     Case(OVERLAP, overlap,
-         "7 7 7 holds the pair (7, 7) at two places: counting looks at every place", play=step),
+         "7 7 7 holds the pair (7, 7) at two places: counting looks at every place", use=step),
     Case(TIE, tie,
          "of equal counts the smaller first id wins, then the smaller second id: the order of the "
-         "words must not matter", points=2, play=step),
-    Case(DIRECTION, both_directions, "(2, 3) and (3, 2) are counted and replaced apart", play=step,
+         "words must not matter", points=2, use=step),
+    Case(DIRECTION, both_directions, "(2, 3) and (3, 2) are counted and replaced apart", use=step,
          teaching="the reverse alone; the ties above have it too"),
-    Case(DIGITS, digits, "compare ids, not their digits: 12 3 is no part of 112 3", play=step),
-    Case(BORDER, borders, "count inside each word: a merge stays in its word", play=step,
+    Case(DIGITS, digits, "compare ids, not their digits: 12 3 is no part of 112 3", use=step),
+    Case(BORDER, borders, "count inside each word: a merge stays in its word", use=step,
          teaching="the border alone, without the ties that it upsets elsewhere"),
-    Case(NONE, nothing_left, "if all words have one id, the pair is None", play=step),
+    Case(NONE, nothing_left, "if all words have one id, the pair is None", use=step),
 )  # fmt: skip
 
 

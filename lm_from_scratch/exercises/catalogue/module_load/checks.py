@@ -14,7 +14,7 @@ from lm_from_scratch.weights.swap import swap_on_conversion
 HALF, SINGLE = torch.bfloat16, torch.float32
 
 
-# ----------------------------------------------------------------------------------------- plays
+# -------------------------------------------------------------------------------- how it is used
 
 
 def weight(kind: Any, matrix: Tensor, coded: bool) -> Tensor:
@@ -274,29 +274,29 @@ WRONG = [
 CASES = (
     Case("int8 from a plain checkpoint, assign=False", half_single,
          "the module's dtype stays: convert the matrix to param.dtype, then quantise it",
-         teaching="the row of the table that is met first", play=loading(True, False, False)),
+         teaching="the row of the table that is met first", use=loading(True, False, False)),
     Case("int8 from a plain checkpoint, assign=True", half_single,
          "the checkpoint's dtype counts, and the class stays: quantise the matrix as it comes",
-         play=loading(True, False, True)),
+         use=loading(True, False, True)),
     Case("int8 from int8, assign=False", half_single,
          "the codes are copied as they are, the scale gets the module's dtype",
          teaching="values and dtypes, where no memory can be shared by a conversion", points=2,
-         play=loading(True, True, False)),
+         use=loading(True, True, False)),
     Case("int8 from int8, assign=True", half_single,
-         "the checkpoint's own tensors, in a new object", points=2, play=loading(True, True, True)),
+         "the checkpoint's own tensors, in a new object", points=2, use=loading(True, True, True)),
     Case("plain from int8, assign=False", single_half,
          "a plain module takes the matrix that the codes stand for, in its own dtype",
-         play=loading(False, True, False)),
+         use=loading(False, True, False)),
     Case("plain from int8, assign=True", single_half,
          "the class of the checkpoint comes with its dtype and its memory",
-         play=loading(False, True, True)),
+         use=loading(False, True, True)),
     Case("one dtype on both sides, assign=False", lambda g: two(g, SINGLE, SINGLE),
          "where nothing is to be converted, .to(dtype) gives the same tensor back, and no copy",
-         points=2, play=loading(True, True, False)),
+         points=2, use=loading(True, True, False)),
     Case("a checkpoint of parameters", half_single, "ask with isinstance, not for one exact type",
-         play=parameters),
+         use=parameters),
     Case("its own state, tied and held by an optimizer", own,
-         "the state dict of the module holds detached tensors of your own class", play=round_trip,
+         "the state dict of the module holds detached tensors of your own class", use=round_trip,
          teaching="a module that cannot load what it has saved is how this was found"),
 )  # fmt: skip
 

@@ -244,7 +244,7 @@ CASES = (
          "1 + 1/3000 is 1 in float16, however often it is added: keep l and a in float32"),
     Case("no tensor of all scores", lambda g: inputs(g, 6, 24, 6),
          "work on one tile at a time, and keep only m, l and a from one to the next",
-         tolerance=(1e-4, 1e-4), play=largest_tensor),
+         tolerance=(1e-4, 1e-4), use=largest_tensor),
 )  # fmt: skip
 
 

@@ -263,7 +263,7 @@ CASES = (
     Case("sequences of one token or none",
          lambda g: packed(g, [0, 1, 4, 0, 0, 2, 0], [0, 1, 4, 3, 0, 2, 0], heads=(2, 2)),
          "an empty sequence keeps its place in both tensors of bounds; without any sequence the "
-         "result is (0, H, D)", play=and_nothing),
+         "result is (0, H, D)", use=and_nothing),
     Case("scores of several hundred", lambda g: packed(g, [6, 4], [6, 4], scale=15.0),
          "exp(100) is infinite in float32: softmax subtracts the largest score first",
          tolerance=(1e-3, 1e-4), teaching="the overflow, at the other end than the next case"),
@@ -273,7 +273,7 @@ CASES = (
          "keep the dtype of q, and use reshape or einsum: .view fails here"),
     Case("bounds that do not fit", whole_sequences,
          "compare the last bounds with N and M, the numbers of sequences with each other, and T "
-         "with S; raise a ValueError", play=refused),
+         "with S; raise a ValueError", use=refused),
     Case("gradients of q, k and v", shared_heads,
          "nothing may be detached: the weights depend on q and k", gradient=True),
 )  # fmt: skip

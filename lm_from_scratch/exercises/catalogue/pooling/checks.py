@@ -200,12 +200,12 @@ CASES = (
          "positions is None by default: nothing is padding, so take the last column"),
     Case("NaN in the padding, and a row of padding alone", senseless_padding,
          "0 * NaN is NaN: choose by an index, do not multiply. A row without a token needs some "
-         "column, any will do", play=real_rows),
+         "column, any will do", use=real_rows),
     Case("bfloat16, in another order in memory", other_memory,
          "an index keeps the dtype of x and works in any order in memory, .view does not"),
     Case("positions of another shape", right,
          "compare positions.shape with x.shape[:2] and raise a ValueError: broadcasting accepts "
-         "too much", play=other_shapes),
+         "too much", use=other_shapes),
     Case("the gradient of the states", both_sides,
          "only the chosen states get a gradient, and nothing may be detached", gradient=True),
 )  # fmt: skip

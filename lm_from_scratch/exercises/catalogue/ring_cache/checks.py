@@ -255,32 +255,32 @@ WRONG = [
 
 CASES = (
     Case("token by token, W = 3", lambda g: call(window=3, text=text(g, 8), sizes=[1] * 8),
-         "token 3 goes where token 0 was: slot 3 % 3 = 0", points=2, play=pieces,
+         "token 3 goes where token 0 was: slot 3 % 3 = 0", points=2, use=pieces,
          teaching="the wrap in its plain form"),
     Case("the slots themselves, W = 4",
          lambda g: call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2]),
          "position p is in slot p % W, whatever the pieces were; -1 where nothing was written",
-         points=2, play=slots),
+         points=2, use=slots),
     Case("a prompt, then token by token, W = 5",
          lambda g: call(window=5, text=text(g, 9), sizes=[4, 1, 1, 1, 1]),
-         "length grows by T, and slots that hold nothing must stay hidden", play=pieces,
+         "length grows by T, and slots that hold nothing must stay hidden", use=pieces,
          teaching="the common use: prefill, then decode"),
     Case("pieces after the ring is full, W = 4",
          lambda g: call(window=4, text=text(g, 13), sizes=[4, 3, 1, 2, 3]),
          "the first of several new tokens still sees what the last one pushes out: read the slots "
-         "before you write", points=3, play=pieces,
+         "before you write", points=3, use=pieces,
          teaching="the order of reading and writing, in pieces that fit into the ring"),
     Case("pieces longer than the window, W = 3",
          lambda g: call(window=3, text=text(g, 16), sizes=[8, 1, 5, 2]),
-         "only the last W tokens of a long piece are kept", points=2, play=pieces),
+         "only the last W tokens of a long piece are kept", points=2, use=pieces),
     Case("33000 tokens, W = 1", lambda g: call(window=1, text=text(g, 33_000, B=1, H=1)),
          "a text may be of any length: positions are int64 and never start again; one slot is a "
-         "ring, too", play=long_text),
+         "ring, too", use=long_text),
     Case("reset, and another text",
          lambda g: call(window=4, text=text(g, 9, B=1, H=2, dtype=torch.float64), other=text(g, 9)),
-         "after reset() nothing is held, and the buffers are made for the new text", play=again),
+         "after reset() nothing is held, and the buffers are made for the new text", use=again),
     Case("its own memory", lambda g: call(window=4, text=text(g, 9), other=text(g, 9)),
-         "the ring copies what it keeps, and two rings have buffers of their own", play=own_memory),
+         "the ring copies what it keeps, and two rings have buffers of their own", use=own_memory),
 )  # fmt: skip
 
 

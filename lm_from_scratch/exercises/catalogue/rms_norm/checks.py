@@ -120,7 +120,7 @@ CASES = (
          teaching="the overflow, which bfloat16 does not have"),
     Case("bfloat16, rounded before the weight", bfloat16,
          "convert to the dtype of x first, then multiply by the weight: with one in float32 the "
-         "product is float32", play=two_weights, tolerance=(4e-3, 0.0)),
+         "product is float32", use=two_weights, tolerance=(4e-3, 0.0)),
     Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits"),
     Case("gradients of x and weight", shifted, "the root depends on x too: nothing may be detached",
          gradient=True),

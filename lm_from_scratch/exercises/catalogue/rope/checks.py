@@ -165,7 +165,7 @@ CASES = (
          "1 radian", points=2, teaching="the plain formula, and the first thing to read"),
     Case("other positions in each row, in any order", per_row,
          "use the positions as they are: they begin above 0, leave gaps, differ by row, and are "
-         "others in every call", points=2, play=after_other_positions),
+         "others in every call", points=2, use=after_other_positions),
     Case("theta as given",
          lambda g: call(normal(g, 2, 3, 5, 8), integers(g, 5, 90, 1, 5).repeat(2, 1), 500000.0),
          "with theta = 500000 the second of four pairs turns by 500000**(-1/4) = 0.038 a token"),

@@ -145,11 +145,11 @@ CASES = (
          "so the dtype stays"),
     Case(SCORES, shared_keys,
          "6 query heads and 2 key heads, now turned as neighbours: the scores must stay what they "
-         "were with half-split pairs", points=3, play=scores, tolerance=(1e-4, 1e-4),
+         "were with half-split pairs", points=3, use=scores, tolerance=(1e-4, 1e-4),
          teaching="what the conversion is for"),
     Case(SIZE, lambda g: call(normal(g, 12, 5), heads=[3, 2, 4, 5, 0, -1]),
          "12 rows are 3 heads of 4. They are not 4 heads of 3 (an odd number), nor 5, 0 or -1",
-         play=refusals),
+         use=refusals),
     Case("the gradient of the weight", lambda g: call(normal(g, 18, 4), 3),
          "moved rows stay in the graph: no detach, no .data", gradient=True),
 )  # fmt: skip

@@ -25,7 +25,7 @@ def by_torch(
 REFERENCE: Any = AsKernel(by_torch)
 
 
-# ----------------------------------------------------------------------------------------- plays
+# -------------------------------------------------------------------------------- how it is used
 
 
 def launched(
@@ -165,30 +165,30 @@ WRONG = [
 CASES = (
     Case("rows as long as the block",
          lambda g: call(x=normal(g, 2, 16, scale=2), x_stride=16, out_stride=16, BLOCK=16),
-         "one program, one row: the exponentials of the row over their sum", play=rows_of_out,
+         "one program, one row: the exponentials of the row over their sum", use=rows_of_out,
          teaching="the formula, with nothing to mask"),
     Case("rows shorter than the block", short,
          "a masked lane must change neither the maximum nor the sum: which number does that?",
-         points=2, play=rows_of_out, teaching="the padding, seen with numbers of the usual size"),
+         points=2, use=rows_of_out, teaching="the padding, seen with numbers of the usual size"),
     Case("numbers near -96 and 88", near_the_ends,
          "e**-96 is below the normal numbers of float32, and a sum of several e**88 above its "
-         "largest: subtract the row's own maximum first", play=rows_of_out,
+         "largest: subtract the row's own maximum first", use=rows_of_out,
          teaching="without the maximum, larger numbers give NaN; here one can look at the rest"),
     Case("numbers near 1000 and -30000", large,
          "subtract the largest number of the row, and let no masked lane be larger than it",
-         play=rows_of_out),
+         use=rows_of_out),
     Case("places of minus infinity", hidden,
          "a hidden place has the probability 0; where all are hidden, 0 / 0 is NaN",
-         play=rows_of_out),
+         use=rows_of_out),
     Case("rows apart in memory", apart,
          "row r of x begins at r * x_stride, that of out at r * out_stride", points=2,
-         play=rows_of_out, teaching="the strides alone, with nothing to mask"),
+         use=rows_of_out, teaching="the strides alone, with nothing to mask"),
     Case("nothing is written between the rows",
          lambda g: call(x=normal(g, 2, 9, scale=2), x_stride=12, out_stride=21, BLOCK=16),
-         "the store needs a mask as well", points=2, play=around),
+         "the store needs a mask as well", points=2, use=around),
     Case("float16", half,
          "nothing between load and store is rounded to float16, and the store converts to the "
-         "dtype of out by itself", play=rows_of_out),
+         "dtype of out by itself", use=rows_of_out),
 )  # fmt: skip
 
 

@@ -231,19 +231,19 @@ CASES = (
     Case(BOTH, lambda g: call(spread(g, 1, 12), top_k=4, top_p=0.8),
          "after top-k the probabilities of what is left sum to 1 again"),
     Case(BORDER, border, "eight equal tokens and p = 0.5: four of them reach p, so four are kept",
-         points=2, play=kept_of_equals),
+         points=2, use=kept_of_equals),
     Case(EQUAL, equal_at_k, "compare with the k-th largest value: what equals it stays, too"),
     Case(TINY, lambda g: call(spread(g, 1, 7), shares=[0.001, 0.0, -0.5]),
          "before the most likely token the sum is 0, which is below any p above 0; a p of 0 or "
-         "less is refused by ValueError", play=small_shares),
+         "less is refused by ValueError", use=small_shares),
     Case(FORBIDDEN, forbidden,
          "topk refuses a k above V; a forbidden token has the probability 0 and stays forbidden",
-         play=with_and_without),
+         use=with_and_without),
     Case(EXTREME, extreme,
          "exp(1000) is infinite and exp(-1000) is 0: softmax subtracts the maximum first; and "
          "only minus infinity is below every logit"),
     Case(HALF, half, "383 of 512 equal tokens reach 0.748, and no fewer: sum up after .float()",
-         play=kept_of_equals),
+         use=kept_of_equals),
     Case(OFF, off, "top_p=1.0 is off: it cuts nothing, though the sum is rounded to 1 early"),
 )  # fmt: skip
 

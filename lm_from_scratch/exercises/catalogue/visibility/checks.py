@@ -226,7 +226,7 @@ CASES = (
          "all conditions hold at once, and either side may have one row for all"),
     Case("a window of 1, and those below it", smallest,
          "with 1 each token sees itself alone; 0 and -2 would hide everything, and are refused",
-         play=small_windows),
+         use=small_windows),
 )  # fmt: skip
 
 

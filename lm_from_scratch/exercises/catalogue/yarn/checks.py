@@ -118,23 +118,23 @@ WRONG = [
 CASES = (
     Case(USUAL, lambda g: call(64, 10000.0, _factor(g), 4096),
          "with D = 64, theta = 10000 and L = 4096, first is 10 and last is 23: up to pair 10 "
-         "nothing changes, from pair 23 on speeds are divided by the factor", points=3, play=named,
+         "nothing changes, from pair 23 on speeds are divided by the factor", points=3, use=named,
          tolerance=(1e-5, 0.0), teaching="the plain method, and the first thing to read"),
     Case(THETA, lambda g: call(64, 1000000.0, _factor(g), 32768),
          "theta counts twice: in the speeds, and in which pair makes how many turns. With 1000000 "
-         "and L = 32768, first is 11 and last is 20", points=2, play=named, tolerance=(1e-5, 0.0)),
+         "and L = 32768, first is 11 and last is 20", points=2, use=named, tolerance=(1e-5, 0.0)),
     Case(BETAS, lambda g: call(32, 10000.0, _factor(g), 4096, beta_fast=8.0, beta_slow=2.0),
          "with D = 32, L = 4096, beta_fast 8 and beta_slow 2, first is 7 and last is 11", points=2,
-         play=named, tolerance=(1e-5, 0.0)),
+         use=named, tolerance=(1e-5, 0.0)),
     Case(SHORT, lambda g: call(32, 10000.0, _factor(g), 180 + integer(g, 0, 18)),
-         "here even pair 0 makes fewer than 32 turns: first is 0, not -1", play=named,
+         "here even pair 0 makes fewer than 32 turns: first is 0, not -1", use=named,
          tolerance=(1e-5, 0.0), teaching="the limit alone, with a ramp; the last case has it too"),
     Case(LONG, lambda g: call(64, 10000.0, _factor(g), 131072),
          "here every pair makes more than one turn: last is 35, though the last pair is 31",
-         play=named, tolerance=(1e-5, 0.0)),
+         use=named, tolerance=(1e-5, 0.0)),
     Case(STEP, lambda g: call(16, 10000.0, _factor(g), 6),
          "with L = 6, first and last are both 0, and 0 / 0 is NaN. Pair 0 stays as it is, and "
-         "pair 1 is slowed fully", play=named, tolerance=(1e-5, 0.0)),
+         "pair 1 is slowed fully", use=named, tolerance=(1e-5, 0.0)),
 )  # fmt: skip
 
 
