@@ -64,7 +64,4 @@ LAST = "the rows have two dimensions: the last one is 1"
 RIGHT = [by_library, by_entropy, by_loop, by_distribution]
 
 # Automatic mutants of the solution that no case rejects, and why.
-SURVIVORS = {
-    f"{LOG_Q}: -1 => 1": LAST,
-    f"{LOG_P}: -1 => 1": LAST,
-}
+SURVIVORS = {f"{LOG_Q}: -1 => 1": LAST, f"{LOG_P}: -1 => 1": LAST}

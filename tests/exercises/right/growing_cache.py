@@ -57,5 +57,5 @@ RIGHT = [
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {
     "return self.held[-1][0].shape[2] if self.held[-1] else 0: 0 => 1 (2)": "keys and values "
-    "hold equally many tokens",
+    "hold equally many tokens"
 }

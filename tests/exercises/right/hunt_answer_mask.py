@@ -75,5 +75,5 @@ RIGHT = [by_labels, by_turns, by_last_start, by_words]
 SURVIVORS = {
     "for place in range(1, len(chat)):: 1 => 0": (
         "the first token begins a turn: it is in no answer"
-    ),
+    )
 }

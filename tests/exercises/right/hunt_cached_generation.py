@@ -69,5 +69,5 @@ RIGHT = [
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {
     "past = 0 if held is None else held[0].shape[1]: 0 => 1 (2)": "keys and values hold "
-    "equally many tokens",
+    "equally many tokens"
 }

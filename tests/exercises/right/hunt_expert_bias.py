@@ -60,5 +60,5 @@ RIGHT = [token_by_token, by_border, by_mask, by_logs]
 SURVIVORS = {
     f"{WORTH}: groups.topk(2).values.sum => groups.topk(2).values.mean": (
         "a mean of two is half their sum: the order is the same"
-    ),
+    )
 }

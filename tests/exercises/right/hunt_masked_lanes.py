@@ -26,5 +26,5 @@ RIGHT = [
 SURVIVORS = {
     "top = tl.max(value, axis=0): tl.max(value, axis=0) => tl.max(value)": (
         "a block of one axis has no other"
-    ),
+    )
 }

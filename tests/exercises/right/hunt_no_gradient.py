@@ -58,5 +58,5 @@ RIGHT = [by_tokens, by_loop, by_stop, by_weight]
 SURVIVORS = {
     "ratio = torch.where(mask, now - noted.detach(), 0.0).exp(): 0.0 => 1.0": (
         "outside the answers nothing counts, whatever the ratio is there"
-    ),
+    )
 }

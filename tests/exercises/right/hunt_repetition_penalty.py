@@ -40,5 +40,5 @@ RIGHT = [by_gather, by_loop, by_power, by_parts]
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {
     "penalised = torch.where(logits > 0, logits / penalty, logits * penalty): "
-    "logits > 0 => logits >= 0": "a logit of 0 stays 0, divided or multiplied",
+    "logits > 0 => logits >= 0": "a logit of 0 stays 0, divided or multiplied"
 }

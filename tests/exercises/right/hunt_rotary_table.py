@@ -39,5 +39,5 @@ SURVIVORS = {
     "i2 = torch.arange(0, self.dim, 2, device=positions.device): "
     "torch.arange(0, self.dim, 2, device=positions.device) => torch.arange(0, self.dim, 2)": (
         "the processor is the default device; a GPU would show it"
-    ),
+    )
 }

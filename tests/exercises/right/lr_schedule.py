@@ -72,5 +72,5 @@ RIGHT = [by_torch, by_half_angle, by_list, by_turning]
 SURVIVORS = {
     "if step <= warmup:: step <= warmup => step < warmup": (
         "in step `warmup` the cosine has progress 0, and gives lr as well"
-    ),
+    )
 }

@@ -4,10 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from fractions import Fraction
 
-from lm_from_scratch.exercises.catalogue.measure_cache.checks import (
-    LONGEST,
-    nbytes,
-)
+from lm_from_scratch.exercises.catalogue.measure_cache.checks import LONGEST, nbytes
 
 
 def by_bisection(layers, budget, rows=1, number=2):

@@ -78,5 +78,5 @@ RIGHT = [
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {
     "numbers += min(rank, short) * (short + 2 * long): "
-    "min(rank, short) => min(short, rank)": "the smaller of two, in either order",
+    "min(rank, short) => min(short, rank)": "the smaller of two, in either order"
 }

@@ -77,5 +77,5 @@ RIGHT = [by_passes, by_sums, by_recursion, by_matrices]
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {
     "without = sum((one_pass(end, end) for end in lengths)): "
-    "one_pass(end, end) => one_pass(end, end)": "both arguments are the same",
+    "one_pass(end, end) => one_pass(end, end)": "both arguments are the same"
 }

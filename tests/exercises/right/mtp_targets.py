@@ -62,5 +62,5 @@ RIGHT = [by_definition, by_numbers, step_by_step, by_gather]
 SURVIVORS = {
     "for d in range(min(n_depth, T)):: min(n_depth, T) => min(T, n_depth)": (
         "the smaller of two numbers is the same in either order"
-    ),
+    )
 }

@@ -68,5 +68,5 @@ RIGHT = [by_values, by_other_side, by_products, by_once]
 SURVIVORS = {
     "X = X * 0.2 * math.sqrt(max(m, n)): max(m, n) => max(n, m)": (
         "the larger of two numbers is the same in either order"
-    ),
+    )
 }

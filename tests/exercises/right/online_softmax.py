@@ -78,5 +78,5 @@ RIGHT = [by_key, by_logaddexp, by_two_passes, by_merging]
 # Automatic mutants of the solution that no case rejects, and why.
 SURVIVORS = {
     "l = torch.zeros(T, 1): torch.zeros => torch.ones": "the first visible key multiplies it "
-    "by exp(-inf) = 0, and without one it divides a sum of 0",
+    "by exp(-inf) = 0, and without one it divides a sum of 0"
 }

@@ -59,5 +59,5 @@ SURVIVORS = {
     "torch.arange(half, device=x.device, dtype=wide.dtype) => "
     "torch.arange(half, dtype=wide.dtype)": (
         "the processor is the default device; a GPU would show it"
-    ),
+    )
 }

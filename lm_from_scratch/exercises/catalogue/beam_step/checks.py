@@ -206,21 +206,13 @@ def in_place(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
     return result
 
 
-PLAIN, ONE, PROMPTS = (
-    "two beams, no end",
-    "all of the best continue one beam",
-    "several prompts",
-)
+PLAIN, ONE, PROMPTS = ("two beams, no end", "all of the best continue one beam", "several prompts")
 FIRST, WIDE, LONG = (
     "the first step: one beam exists",
     "more beams than tokens",
     "long texts, scores near -900",
 )
-END, LATER, ALL = (
-    "one of the best ends",
-    "ends that come too late",
-    "all of the best end",
-)
+END, LATER, ALL = ("one of the best ends", "ends that come too late", "all of the best end")
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

@@ -30,7 +30,7 @@ def judged(function: Any, rounds: list[Round]) -> dict[str, Any]:
     return said
 
 
-# ---------------------------------------------------------------------------------------- cases
+# ------------------------------------------------------------------------------------- arguments
 
 
 def numbers(g: Generator, n: int, low: int = 2, high: int = 21) -> list[int]:

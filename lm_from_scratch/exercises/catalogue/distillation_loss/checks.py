@@ -100,10 +100,7 @@ def fixed(function: Any, student: Tensor, teacher: Tensor, targets: Tensor) -> d
     student, teacher = student.clone().requires_grad_(), teacher.clone().requires_grad_()
     loss = function(student, teacher, targets)
     loss.backward()
-    return {
-        "the loss": loss.detach(),
-        "a gradient reaches the teacher": teacher.grad is not None,
-    }
+    return {"the loss": loss.detach(), "a gradient reaches the teacher": teacher.grad is not None}
 
 
 def precision(x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def look(value: Any, found: dict[int, int], seen: set[int]) -> None:
         look(vars(value), found, seen)
 
 
-# ---------------------------------------------------------------------------------------- cases
+# ------------------------------------------------------------------------------------- arguments
 
 
 def gradient(g: Generator, m: int, n: int, dtype: torch.dtype = torch.float32) -> Tensor:

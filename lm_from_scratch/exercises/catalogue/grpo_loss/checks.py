@@ -46,7 +46,7 @@ def reference(
     return {"loss": loss, "teaches": (gradient != 0).flatten(1).any(1)}
 
 
-# ---------------------------------------------------------------------------------------- cases
+# ------------------------------------------------------------------------------------- arguments
 
 # Sums of these, and their means, are exact: a group of equal rewards has an advantage of 0.
 REWARDS = torch.tensor([0.0, 0.25, 0.5, 1.0])

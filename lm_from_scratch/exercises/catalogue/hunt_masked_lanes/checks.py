@@ -1,6 +1,6 @@
 """Masked lanes of a maximum, and a store without a mask, that tests of the interpreter pass.
 
-Triton is imported when a case is played, not here: it exists for Linux only.
+Triton is imported when a case runs, not here: it exists for Linux only.
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ def around(kernel: Any, **given: Any) -> dict[str, Any]:
     return {**both, "numbers written behind out or tops": outside}
 
 
-# ----------------------------------------------------------------------------------- arguments
+# ------------------------------------------------------------------------------------- arguments
 
 
 def both_signs(g: Generator, rows: int, width: int, block: int) -> Call:

@@ -48,7 +48,7 @@ def reference(
     ).loss
 
 
-# ---------------------------------------------------------------------------------------- cases
+# ------------------------------------------------------------------------------------- arguments
 
 
 def answers(g: Generator, steps: int = 0, dtype: torch.dtype = torch.float32) -> Call:
@@ -166,53 +166,27 @@ RETURN = "return torch.where(mask, losses, 0.0).sum() / mask.sum()"
 NAN = "its result is NaN, which the report says in words"
 
 
-def under_no_grad(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
+def under_no_grad(*args: Any, **options: Any) -> Tensor:
     with torch.no_grad():
-        loss = reference(model, ids, noted, advantages, mask, clip)
+        loss = reference(*args, **options)
     return loss.requires_grad_()
 
 
 def backward_inside(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
+    model: nn.Module, ids: Tensor, noted: Tensor, advantages: Tensor, *args: Any, **options: Any
 ) -> Tensor:
-    reference(model, ids, noted.detach(), advantages.detach(), mask, clip).backward()
-    return reference(model, ids, noted, advantages, mask, clip)
+    reference(model, ids, noted.detach(), advantages.detach(), *args, **options).backward()
+    return reference(model, ids, noted, advantages, *args, **options)
 
 
-def training_mode(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
+def training_mode(model: nn.Module, *args: Any, **options: Any) -> Tensor:
     model.train()
-    return reference(model, ids, noted, advantages, mask, clip)
+    return reference(model, *args, **options)
 
 
-def deletes_gradients(
-    model: nn.Module,
-    ids: Tensor,
-    noted: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-) -> Tensor:
+def deletes_gradients(model: nn.Module, *args: Any, **options: Any) -> Tensor:
     model.zero_grad()
-    return reference(model, ids, noted, advantages, mask, clip)
+    return reference(model, *args, **options)
 
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.

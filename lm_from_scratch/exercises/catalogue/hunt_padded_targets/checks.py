@@ -22,11 +22,7 @@ def reference(ids: list[int], length: int) -> Row:
     assert batch.positions is not None
     real = batch.positions[0] >= 0
     row = batch.idx[0]
-    return {
-        "input_ids": row,
-        "attention_mask": real.long(),
-        "labels": row.where(real, IGNORE),
-    }
+    return {"input_ids": row, "attention_mask": real.long(), "labels": row.where(real, IGNORE)}
 
 
 def text(g: Generator, n: int) -> list[int]:
@@ -47,13 +43,13 @@ def with_padding_token(g: Generator) -> Call:
 def part(key: str) -> Callable[..., Any]:
     """One of the three tensors, and the caller's list afterwards."""
 
-    def play(function: Any, ids: list[int], length: int) -> Any:
+    def use(function: Any, ids: list[int], length: int) -> Any:
         row = function(ids, length)
         if not isinstance(row, dict):
             raise TypeError("the function must return a dict")
         return {key: row[key], "the caller's list afterwards": ids}
 
-    return play
+    return use
 
 
 def whole(function: Any, ids: list[int], length: int) -> Any:

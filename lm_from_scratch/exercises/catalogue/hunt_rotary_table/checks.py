@@ -165,6 +165,27 @@ class Rebuilt(Table):
 # ------------------------------------------------------------------------------- wrong answers
 
 
+def table(
+    length: Callable[[Tensor, int], int] = lambda at, keys: int(at.max()) + 1,
+    places: Callable[[Tensor, int], Tensor] = lambda at, keys: at,
+) -> type[Table]:
+    """A table as long, and read at such places, as these say of positions and number of keys."""
+
+    class Planted(Table):
+        def needed(self, positions: Tensor, key_length: int) -> int:
+            return length(positions, key_length)
+
+        def places(self, positions: Tensor, key_length: int) -> Tensor:
+            return places(positions, key_length)
+
+    return Planted
+
+
+def by_keys(places: Callable[[Tensor, int], Tensor]) -> type[Table]:
+    """In float32, but cut to the number of keys."""
+    return table(lambda at, keys: keys, places)
+
+
 class OwnDtype(Rebuilt):
     """Long enough, but all buffers are in the dtype of the module and of the call."""
 
@@ -183,28 +204,6 @@ class OwnDtype(Rebuilt):
         return Table.forward(self, x, positions, key_length)
 
 
-class ByKeys(Table):
-    """Float32, but cut to the number of keys."""
-
-    def needed(self, positions: Tensor, key_length: int) -> int:
-        return key_length
-
-    def places(self, positions: Tensor, key_length: int) -> Tensor:
-        return torch.arange(key_length)[positions]
-
-
-class ByLast(Table):
-    def needed(self, positions: Tensor, key_length: int) -> int:
-        return max(key_length, int(positions[:, -1].max()) + 1)
-
-
-class Limited(Table):
-    """As long as the longest text that its author thought of."""
-
-    def needed(self, positions: Tensor, key_length: int) -> int:
-        return min(super().needed(positions, key_length), 131072)
-
-
 class InDtypeOfCall(nn.Module):
     """Speeds and positions in the dtype of the call."""
 
@@ -215,32 +214,6 @@ class InDtypeOfCall(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
         angles = positions.to(x.dtype)[:, None, :, None] * self.speeds.to(x.dtype)
         return angles.cos(), angles.sin()
-
-
-class OneTooFew(Table):
-    def needed(self, positions: Tensor, key_length: int) -> int:
-        return int(positions.max())
-
-
-class Clamped(ByKeys):
-    def places(self, positions: Tensor, key_length: int) -> Tensor:
-        return positions.clamp(max=key_length - 1)
-
-
-class Wrapped(ByKeys):
-    def places(self, positions: Tensor, key_length: int) -> Tensor:
-        return positions % key_length
-
-
-class Shifted(Table):
-    def places(self, positions: Tensor, key_length: int) -> Tensor:
-        return positions - positions.amin(1, keepdim=True)
-
-
-class LastKeys(ByKeys):
-    def places(self, positions: Tensor, key_length: int) -> Tensor:
-        queries = positions.shape[1]
-        return torch.arange(key_length - queries, key_length).expand_as(positions)
 
 
 class RoundedSpeeds(Table):
@@ -325,9 +298,12 @@ WRONG = [
           "class Rotary(Rotary_as_found):\n    pass\n\n\nclass Other(nn.Module):"},
      LONG),
     ("half fixed: long enough for the positions, but in the dtype of the module", OwnDtype, LONG),
-    ("half fixed: float32, but still cut to the number of keys", ByKeys, KEYS),
-    ("the last position of a row is taken for its largest", ByLast, ORDER),
-    ("a table of a fixed length, if a large one", Limited, VERY_FAR),
+    ("half fixed: float32, but still cut to the number of keys",
+     by_keys(lambda at, keys: torch.arange(keys)[at]), KEYS),
+    ("the last position of a row is taken for its largest",
+     table(lambda at, keys: max(keys, int(at[:, -1].max()) + 1)), ORDER),
+    ("a table of a fixed length, if a large one",
+     table(lambda at, keys: min(int(at.max()) + 1, 131072)), VERY_FAR),
     ("speeds and positions are in the dtype of x", InDtypeOfCall, LONG),
     ("positions are ignored: every row is taken to begin at 0",
      {"positions[:, None, :, None]":
@@ -336,11 +312,16 @@ WRONG = [
     ("all rows are given the positions of the first",
      {"positions[:, None, :, None]": "positions[:1].expand_as(positions)[:, None, :, None]"}, KEYS),
     ("theta is always 10000", {"self.theta **": "10000.0 **"}, TWO),
-    ("one row too few: as many as the largest position", OneTooFew, KEYS),
-    ("positions outside of the table get its last row", Clamped, KEYS),
-    ("positions outside of the table begin again at 0", Wrapped, KEYS),
-    ("every row is moved to begin at 0", Shifted, KEYS),
-    ("the positions given are ignored: those of the last keys are taken", LastKeys, KEYS),
+    ("one row too few: as many as the largest position",
+     table(lambda at, keys: int(at.max())), KEYS),
+    ("positions outside of the table get its last row",
+     by_keys(lambda at, keys: at.clamp(max=keys - 1)), KEYS),
+    ("positions outside of the table begin again at 0",
+     by_keys(lambda at, keys: at % keys), KEYS),
+    ("every row is moved to begin at 0",
+     table(places=lambda at, keys: at - at.amin(1, keepdim=True)), KEYS),
+    ("the positions given are ignored: those of the last keys are taken",
+     by_keys(lambda at, keys: torch.arange(keys - at.shape[1], keys).expand_as(at)), KEYS),
     ("the speeds are a buffer: rounded by .to(bfloat16), and .float() brings nothing back",
      RoundedSpeeds, LONG),
     ("the table is a buffer, which .to(bfloat16) rounds", RoundedTable, MOVED),

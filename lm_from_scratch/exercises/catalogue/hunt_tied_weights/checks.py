@@ -35,7 +35,7 @@ def load(model: nn.Module, state: dict[str, Tensor]) -> None:
         model.load_state_dict({name: x.clone() for name, x in state.items()}, assign=True)
 
 
-# ----------------------------------------------------------------------------------- arguments
+# ------------------------------------------------------------------------------------- arguments
 
 
 def half_and_single(g: Generator) -> Call:

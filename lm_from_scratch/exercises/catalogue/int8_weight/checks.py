@@ -23,7 +23,7 @@ class Reference:
         return Int8Weight.from_parts(parts).dequantize()
 
 
-# ----------------------------------------------------------------------------------- arguments
+# ------------------------------------------------------------------------------------- arguments
 
 
 def decided(weight: Tensor) -> Tensor:

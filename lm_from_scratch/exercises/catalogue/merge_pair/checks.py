@@ -220,12 +220,7 @@ def merged_with(
         return None, words
     best = min(found, key=lambda pair: (-found[pair], pair))
     return best, [
-        list(
-            map(
-                ord,
-                "".join(map(chr, word)).replace("".join(map(chr, best)), chr(new_id)),
-            )
-        )
+        list(map(ord, "".join(map(chr, word)).replace("".join(map(chr, best)), chr(new_id))))
         for word in words
     ]
 

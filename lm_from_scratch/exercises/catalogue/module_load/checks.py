@@ -78,9 +78,9 @@ def report(layer: nn.Linear, shared: set[int], caught: list[str]) -> dict[str, A
 
 
 def loading(module: bool, checkpoint: bool, assign: bool, parameter: bool = False) -> Any:
-    """A play: load a matrix into a module that holds another; True stands for an Int8Tensor."""
+    """A use: load a matrix into a module that holds another; True stands for an Int8Tensor."""
 
-    def play(kind: Any, *, in_module: Tensor, in_checkpoint: Tensor) -> dict[str, Any]:
+    def use(kind: Any, *, in_module: Tensor, in_checkpoint: Tensor) -> dict[str, Any]:
         layer = module_with(weight(kind, in_module, module))
         other = weight(kind, in_checkpoint, checkpoint)
         if checkpoint:
@@ -94,7 +94,7 @@ def loading(module: bool, checkpoint: bool, assign: bool, parameter: bool = Fals
         kept = all(torch.equal(a, b) for a, b in zip(held(other), before, strict=True))
         return {**found, "the checkpoint is as it was": kept}
 
-    return play
+    return use
 
 
 def parameters(kind: Any, **given: Tensor) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def round_trip(kind: Any, *, in_module: Tensor) -> dict[str, Any]:
     return found
 
 
-# ----------------------------------------------------------------------------------- arguments
+# ------------------------------------------------------------------------------------- arguments
 
 
 def two(g: Generator, module: torch.dtype, checkpoint: torch.dtype) -> Call:

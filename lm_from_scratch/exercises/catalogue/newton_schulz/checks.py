@@ -18,7 +18,7 @@ def reference(G: Tensor, steps: int = 5) -> Tensor:
     return orthogonalize(G, steps) * scale_of(m, n)
 
 
-# ---------------------------------------------------------------------------------------- cases
+# ------------------------------------------------------------------------------------- arguments
 
 
 def gradient(g: Generator, m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:

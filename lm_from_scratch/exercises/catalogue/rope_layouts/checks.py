@@ -18,8 +18,8 @@ from lm_from_scratch.layers.rope import (
 
 
 def refusals(function: Callable[..., Any], weight: Tensor, heads: list[int]) -> dict[str, str]:
-    play = refusal(ValueError)
-    return {f"n_head={n} for {len(weight)} rows": play(function, weight, n) for n in heads}
+    use = refusal(ValueError)
+    return {f"n_head={n} for {len(weight)} rows": use(function, weight, n) for n in heads}
 
 
 def scores(

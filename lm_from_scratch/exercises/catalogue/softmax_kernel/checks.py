@@ -1,6 +1,6 @@
 """A softmax kernel: what stands in masked lanes, whose stride it is, and what is never written.
 
-Triton is imported when a case is played, not here: it exists for Linux only.
+Triton is imported when a case runs, not here: it exists for Linux only.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ def around(kernel: Any, **given: Any) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------------------- arguments
+# ------------------------------------------------------------------------------------- arguments
 
 
 def short(g: Generator) -> Call:

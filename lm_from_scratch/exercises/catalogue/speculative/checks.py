@@ -136,11 +136,7 @@ FALLBACK = "rest = torch.where(rest.any(1, keepdim=True), rest, p)"
 PLACE = "p, q = p[rows, n], q[rows, n]"
 DRAWN = "pick(rest, u[:, 0])"
 
-ONE, REJECTED, STAND = (
-    "one draft in each row",
-    "the first draft rejected",
-    "all drafts accepted",
-)
+ONE, REJECTED, STAND = ("one draft in each row", "the first draft rejected", "all drafts accepted")
 GAP, FEWER, NONE = (
     "a good draft after a rejected one",
     "rows with fewer drafts",
