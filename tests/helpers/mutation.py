@@ -4,25 +4,30 @@ A row of a table is (what is wrong, the text as it is, the text that is wrong): 
 stands exactly once in the source of the function that the table names, or as often as a number
 behind them says. The function gets the code of the changed source, and stays the object that it is:
 the mistake is wherever the function is, imported by name, in a registry or on a built model. A law
-is a function that raises. Before anything is changed, all laws must hold.
+is a function that raises; most are tests of the package. Before anything is changed, all must hold.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import linecache
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import pytest
 
 Law = Callable[[], object]
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,53 @@ def killer(mutant: Mutant, laws: Mapping[str, Law]) -> str | None:
         for name, law in laws.items():
             try:
                 law()
-            except (AssertionError, IndexError, RuntimeError, ValueError):
+            except (AssertionError, IndexError, RuntimeError, ValueError, pytest.fail.Exception):
                 return name
+            except pytest.skip.Exception:
+                pass
     return None
 
 
 @cache
 def hold(law: Law) -> None:
     """The law holds on the code as it is. What it computes by other means it may keep from here."""
-    law()
+    with suppress(pytest.skip.Exception):
+        law()
+
+
+@cache
+def laws_in(*files: str, names: str = "", most: int = 3) -> dict[str, Law]:
+    """The quick tests of files below ``tests/`` that need no fixture and whose name matches
+    ``names``, each with about ``most`` of its cases. Those of hypothesis are left out: they would
+    look for the smallest failure."""
+    laws: dict[str, Law] = {}
+    for path in (TESTS / file for file in files):
+        if str(path.parent) not in sys.path:  # as pytest does
+            sys.path.insert(0, str(path.parent))
+        for name, test in vars(importlib.import_module(path.stem)).items():
+            if re.match(f"test_.*({names})", name) and not hasattr(test, "hypothesis"):
+                cases = list(parameters(test))
+                some = cases[:: max(1, len(cases) // most)]
+                laws |= {f"{name}[{i}]": partial(test, **case) for i, case in enumerate(some)}
+    return laws
+
+
+def parameters(test: Any) -> Iterator[dict[str, Any]]:
+    """The arguments of a test, case by case, as its marks say; none for one that needs more."""
+    columns = []
+    for mark in getattr(test, "pytestmark", []):
+        if mark.name == "slow":
+            return
+        if mark.name == "parametrize":
+            names, values = mark.args
+            names = re.findall(r"\w+", names) if isinstance(names, str) else names
+            rows = [getattr(v, "values", v if len(names) > 1 else [v]) for v in values]
+            plain = [not getattr(v, "marks", ()) for v in values]
+            columns.append([dict(zip(names, row)) for row in itertools.compress(rows, plain)])
+    for case in itertools.product(*columns):
+        arguments = {name: value for column in case for name, value in column.items()}
+        if arguments.keys() == inspect.signature(test).parameters.keys():
+            yield arguments
 
 
 @contextmanager

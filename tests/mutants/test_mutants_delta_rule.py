@@ -1,113 +1,12 @@
 """The gated delta rule, its layer, and a model in which two of three layers have it."""
 
-from functools import cache, partial
-
 import pytest
-import torch
-import torch.nn.functional as F
-from model_laws import DOUBLE, ROWS, exact, laws_of, load, near, noise
-from mutation import Mutant, killer, mutants
-from tiny_models import token_ids
-from torch import Tensor
+from model_laws import laws_of
+from mutation import Mutant, killer, laws_in, mutants
 
-from lm_from_scratch.cache.slots import cache_for
-from lm_from_scratch.layers import delta_rule
+pytestmark = pytest.mark.slow
 
-B, H, DK, DV, T = 2, 3, 5, 7, 70
-RULES = {
-    "recurrent": delta_rule.recurrent_delta_rule, "chunk": delta_rule.chunk_delta_rule
-}  # fmt: skip
-
-
-def rule_inputs() -> list[Tensor]:
-    """q, k, v, g, beta and a state that is not empty."""
-    shapes = (B, H, T, DK), (B, H, T, DK), (B, H, T, DV), (B, H, T), (B, H, T), (B, H, DK, DV)
-    q, k, v, g, beta, state = (noise(*s, seed=i, dtype=DOUBLE) for i, s in enumerate(shapes))
-    return [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, -g.abs(), beta.sigmoid(), state]
-
-
-@cache
-def by_definition() -> tuple[Tensor, Tensor]:
-    """S <- alpha (I - beta k k^T) S + beta k v^T, and o = S^T q."""
-    q, k, v, g, beta, S = rule_inputs()
-    outputs = []
-    for t in range(T):
-        key, rate = k[:, :, t, :, None], beta[:, :, t, None, None]
-        keep = torch.eye(DK, dtype=DOUBLE) - rate * key @ key.mT
-        S = g[:, :, t, None, None].exp() * keep @ S + rate * key @ v[:, :, t, None]
-        outputs.append((S.mT @ q[:, :, t, :, None])[..., 0])
-    return torch.stack(outputs, dim=2), S
-
-
-@cache
-def of_transformers() -> tuple[Tensor, Tensor]:
-    from transformers.models.qwen3_next import modeling_qwen3_next as hf
-
-    *tokens, state = (x.float() for x in rule_inputs())
-    y, last = hf.torch_recurrent_gated_delta_rule(
-        *(x.transpose(1, 2) for x in tokens), initial_state=state, output_final_state=True
-    )
-    return y.transpose(1, 2), last
-
-
-def rule(name: str) -> None:
-    y, state = RULES[name](*rule_inputs())
-    exact((y, state), by_definition())
-    near((y.float() * DK**-0.5, state.float()), of_transformers(), 5e-5)
-
-
-def in_parts(name: str) -> None:
-    *tokens, state = rule_inputs()
-    outputs = []
-    for part in (slice(0, 33), slice(33, 34), slice(34, T)):
-        y, state = RULES[name](*(x[:, :, part] for x in tokens), state)
-        outputs.append(y)
-    exact((torch.cat(outputs, dim=2), state), by_definition())
-
-
-def documents(name: str) -> None:
-    """Each begins with nothing."""
-    *tokens, state = rule_inputs()
-    forget = torch.zeros(B, T, dtype=torch.bool)
-    forget[:, [0, 40, 66]] = True
-    y, last = RULES[name](*tokens, state, forget)
-    for start, end in ((0, 40), (40, 66), (66, T)):
-        part = [x[:, :, start:end] for x in tokens]
-        alone, after = RULES["recurrent"](*part, torch.zeros_like(state))
-        exact(y[:, :, start:end], alone)
-    exact(last, after)
-
-
-@torch.no_grad()
-def padding_anywhere() -> None:
-    """Real tokens are what they are alone, and so is the state after them."""
-    model = load("hybrid").double()
-    real = noise(2, 30, seed=4) < 0.5
-    idx, positions = token_ids(2, 30), torch.where(real, real.cumsum(1) - 1, -1)
-    logits, cache = model(idx, positions=positions), cache_for(model.config.windows)
-    model(idx, positions=positions, cache=cache)
-    for row in range(2):
-        own, text = cache_for(model.config.windows), idx[row, real[row]][None]
-        exact(logits[row, real[row]], model(text, cache=own)[0])
-        exact([state[row] for state in cache.states[0]], [state[0] for state in own.states[0]])
-
-
-@torch.no_grad()
-def memory_keeps_its_digits() -> None:
-    """In a model of 16 bits, too, the memory is float32: it adds up many tokens."""
-    model = load("hybrid").bfloat16()
-    cache = cache_for(model.config.windows)
-    model(torch.tensor(ROWS[:1]), cache=cache)
-    assert cache.states[0][1].dtype == torch.float32
-
-
-LAWS = {
-    **{f"{law.__name__} {name}": partial(law, name)
-       for law in (rule, in_parts, documents) for name in RULES},
-    **laws_of("hybrid"),
-    "padding anywhere": padding_anywhere,
-    "16 bits": memory_keeps_its_digits,
-}  # fmt: skip
+LAWS = laws_in("unit/layers/test_delta_rule.py") | laws_of("hybrid")
 
 FADE, READ = "state = decay[:, :, t, None, None] * state", "said = key.mT @ state"
 WRITE = "state = state + key @ (beta[:, :, t, None, None] * (v[:, :, t, None] - said))"

@@ -1,57 +1,13 @@
 """Multi-head latent attention, both of its forms, with experts behind a router by sigmoid."""
 
 import pytest
-import torch
-from caches import in_chunks
-from model_laws import DOUBLE, ROWS, exact, laws_of, load, near, noise
-from mutation import Mutant, killer, mutants
+from model_laws import laws_of
+from mutation import Mutant, killer, laws_in, mutants
 
-from lm_from_scratch.attention import latent as mla
-from lm_from_scratch.attention.attention import formula_attention
-from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.weights.lora import add_lora_
+pytestmark = pytest.mark.slow
 
-
-def both_orders() -> None:
-    """Absorbed is expanded, in float64, in value and gradient."""
-    B, H, T, S, R, Dn, Dr, Dv = 2, 3, 4, 7, 9, 5, 4, 6
-    shapes = (B, H, T, Dn + Dr), (B, 1, S, R), (B, 1, S, Dr), (H * (Dn + Dv), R)
-    leaves = [noise(*shape, seed=i, dtype=DOUBLE) for i, shape in enumerate(shapes)]
-    q, latent, shared, weight = (x.requires_grad_() for x in leaves)
-    keys = torch.arange(S)[None].repeat(B, 1)
-    keys[1, :2] = -1
-    how = Visibility(keys[:, S - T :], keys), formula_attention
-    absorbed = mla.absorbed(q, latent, shared, weight, *how)
-    expanded = mla.expanded(q, latent @ weight.T, shared, *how)
-    exact(absorbed, expanded)
-    grad = noise(B, H, T, Dv, seed=9, dtype=DOUBLE)
-    exact(torch.autograd.grad(absorbed, leaves, grad), torch.autograd.grad(expanded, leaves, grad))
-
-
-@torch.no_grad()
-def an_adapter_counts() -> None:
-    """Low rank beside the matrix that would be absorbed: in pieces and at once."""
-    model = load("deepseek_v3")
-    add_lora_(model, rank=2, select=lambda name: "kv_b_proj" in name)
-    for name, p in model.named_parameters():
-        if name.endswith("lora_b"):
-            p.copy_(0.5 * noise(*p.shape))
-    idx = torch.tensor(ROWS[:1])
-    near(in_chunks(idx, [5, 1, 3, 3], model=model), model(idx))
-
-
-@torch.no_grad()
-def few_numbers_are_kept() -> None:
-    """Of a token and a layer the latent and one turned key, however many heads there are."""
-    model, cache = load("deepseek_v3"), GrowingCache(3, reserve=12)
-    model(torch.tensor(ROWS[:1]), cache=cache)
-    assert cache.nbytes == 12 * 3 * (16 + 4) * 4
-
-
-LAWS = laws_of("deepseek_v3") | {
-    "absorbed = expanded": both_orders, "adapter": an_adapter_counts, "bytes": few_numbers_are_kept
-}  # fmt: skip
+FILES = "unit/attention/test_latent.py", "unit/models/test_deepseek_v3.py"
+LAWS = laws_of("deepseek_v3") | laws_in(*FILES, names="agree|adapters")
 
 KEPT = "\n        latent, shared = cache.update(latent, shared)"
 

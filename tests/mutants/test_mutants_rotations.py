@@ -1,46 +1,12 @@
 """Layers without positions, and heads of which a part turns."""
 
-from functools import cache, partial
-from typing import Any
-
 import pytest
-import torch
-from model_laws import ROWS, exact, laws_of, load, near
-from mutation import Mutant, killer, mutants
-from tiny_models import enlarge_, ours_from_hf
-from torch import Tensor
+from model_laws import laws_of
+from mutation import Mutant, killer, laws_in, mutants
 
+pytestmark = pytest.mark.slow
 
-@torch.no_grad()
-def moved(name: str) -> None:
-    """A text at other places has the same logits: only distances count. In float64."""
-    model, idx = load(name).double(), torch.tensor(ROWS[:1])
-    positions = torch.arange(12)[None]
-    exact(model(idx, positions=positions + 1000), model(idx, positions=positions))
-
-
-@cache
-def published() -> tuple[Any, Tensor]:
-    """A SmolLM3 of transformers, whose file says layer by layer which rotate, and its logits."""
-    from transformers import AutoConfig
-    from transformers import AutoModelForCausalLM as HFModel
-
-    config = AutoConfig.for_model(
-        "smollm3", vocab_size=97, hidden_size=24, intermediate_size=28, num_hidden_layers=4,
-        num_attention_heads=6, num_key_value_heads=2, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, no_rope_layers=[1, 0, 0, 1],
-    )  # fmt: skip
-    twin = HFModel.from_config(config).eval()
-    enlarge_(twin)
-    return twin, twin(torch.tensor(ROWS[:1])).logits.detach()
-
-
-@torch.no_grad()
-def folder() -> None:
-    near(ours_from_hf(published()[0])(torch.tensor(ROWS[:1])), published()[1])
-
-
-NOPE_LAWS = laws_of("smollm3") | {"moved": partial(moved, "smollm3"), "folder": folder}
+NOPE_LAWS = laws_of("smollm3") | laws_in("unit/models/test_positions.py", names="layer")
 
 NOPE = {
     "layers.rope:unrotated": [
@@ -71,7 +37,7 @@ def test_a_law_finds_the_mistake_in_layers_without_positions(mutant: Mutant) -> 
     assert killer(mutant, NOPE_LAWS)
 
 
-PARTIAL_LAWS = laws_of("partial") | {"moved": partial(moved, "partial")}
+PARTIAL_LAWS = laws_of("partial")
 
 JOINED = "torch.cat([apply_rope(turned, cos, sin), rest], dim=-1)"
 PAD, MORE = "nn.functional.pad", "(0, rest.shape[-1] // 2)"  # angles of what does not turn

@@ -1,36 +1,12 @@
 """Sinks of gpt-oss and gates of Qwen3-Next."""
 
-import math
-
 import pytest
-import torch
-from model_laws import DOUBLE, exact, laws_of, noise
-from mutation import Mutant, killer, mutants
+from model_laws import laws_of
+from mutation import Mutant, killer, laws_in, mutants
 
-from lm_from_scratch.attention.attention import formula_attention
-from lm_from_scratch.attention.sinks import formula_sink_attention, sink_attention
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+pytestmark = pytest.mark.slow
 
-
-def turned_down() -> None:
-    """A sink turns plain attention down by the sigmoid of (log of the sum of exp) - sink, in
-    float64, with padding, for several queries and for one."""
-    q, k, v, z = (
-        noise(*s, seed=len(s), dtype=DOUBLE)
-        for s in ((2, 4, 6, 5), (2, 2, 6, 5), (2, 2, 6, 5), (4,))
-    )
-    positions = positions_from_mask(torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]]))
-    for T in (6, 3, 1):
-        visibility, queries = Visibility(positions[:, 6 - T :], positions), q[:, :, 6 - T :]
-        scores = queries @ k.repeat_interleave(2, 1).mT / math.sqrt(5)
-        total = scores.masked_fill(~visibility.mask, -torch.inf).logsumexp(-1, keepdim=True)
-        passed = torch.sigmoid(total - z.view(1, -1, 1, 1))
-        expected = passed * formula_attention(queries, k, v, visibility)
-        for attention in (formula_sink_attention, sink_attention):
-            exact(attention(queries, k, v, visibility, z, 0.0), expected)
-
-
-SINK_LAWS = laws_of("sinks") | laws_of("sinks", "formula") | {"turned down": turned_down}
+SINK_LAWS = laws_in("unit/attention/test_sinks.py") | laws_of("sinks")
 
 WEIGHTS = "torch.softmax(torch.cat([sink, scores], dim=-1), dim=-1)[..., 1:]"
 

@@ -262,6 +262,12 @@ def test_low_precision_is_routed_in_float32() -> None:
     assert error.median() < 0.02 * y.abs().median()
 
 
+def test_the_correction_bias_keeps_its_digits_in_16_bits() -> None:
+    gate, bias = SigmoidRouter(C, 8, 2), 0.3 + 1e-4 * torch.arange(8)
+    gate.e_score_correction_bias.copy_(bias)
+    assert torch.equal(gate.bfloat16().e_score_correction_bias, bias)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
