@@ -1,6 +1,6 @@
 """Mistakes in Triton's kernels, planted and run in its interpreter.
 
-What only the compiler sees is in tests/slow/test_compiled_kernels.py.
+What only the compiler sees is in tests/kernels/test_compiled_kernels.py.
 """
 
 import pytest
