@@ -13,6 +13,7 @@ from lm_from_scratch.text.story_grammar import LANGUAGES
 RECORD = RECORDS["worlds"]
 
 
+@pytest.mark.slow
 def test_its_text_is_still_what_the_generator_makes() -> None:
     _, held_out = make.corpus_of(RECORD)
     assert make.digest(held_out) == RECORD["held_out_sha256"]
