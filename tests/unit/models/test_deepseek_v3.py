@@ -183,8 +183,8 @@ def test_files_hold_each_expert_by_itself_under_its_published_name(tmp_path: Pat
     for mlp, F in [*((f"experts.{e}", 7) for e in range(8)), ("shared_experts", 14)]:
         want |= {f"{mlp}.gate_proj.weight": (F, 30), f"{mlp}.up_proj.weight": (F, 30)}
         want |= {f"{mlp}.down_proj.weight": (30, F)}
-    found = {n.removeprefix(prefix): s for n, s in shapes.items() if n.startswith(prefix)}
-    assert found == want
+    named = {n.removeprefix(prefix): s for n, s in shapes.items() if n.startswith(prefix)}
+    assert named == want
 
 
 @torch.no_grad()

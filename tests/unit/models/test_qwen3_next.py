@@ -205,8 +205,8 @@ def test_layers_have_experts_where_the_file_says(tmp_path: Path) -> None:
         want |= {f"{mlp}.down_proj.weight": (28, F)}
     for layer in range(4):
         prefix = f"model.layers.{layer}.mlp."
-        found = {n.removeprefix(prefix): s for n, s in shapes.items() if n.startswith(prefix)}
-        assert (found == want) == (layer % 2 == 1) and ("gate_proj.weight" in found) != layer % 2
+        named = {n.removeprefix(prefix): s for n, s in shapes.items() if n.startswith(prefix)}
+        assert (named == want) == (layer % 2 == 1) and ("gate_proj.weight" in named) != layer % 2
 
 
 def test_the_published_shapes() -> None:
