@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.layer import check_shapes
 from lm_from_scratch.attention.visibility import Visibility
 
 

@@ -11,8 +11,6 @@ Source: Ainslie et al., *GQA*, 2023, arXiv:2305.13245.
 
 from torch import Tensor
 
-from lm_from_scratch.attention.visibility import Visibility
-
 
 def repeat_kv(x: Tensor, n_head: int) -> Tensor:
     """``x`` (B, Hkv, S, D) to (B, H, S, D): each head ``H / Hkv`` times in a row, as 0 0 0 1 1 1.
@@ -24,29 +22,6 @@ def repeat_kv(x: Tensor, n_head: int) -> Tensor:
     if n_head % x.shape[1] != 0:
         raise ValueError(f"{n_head} query heads cannot share {x.shape[1]} key heads evenly")
     return x.repeat_interleave(n_head // x.shape[1], dim=1)
-
-
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> None:
-    """Raises ``ValueError`` for q (B, H, T, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv) that do not
-    fit together, or to the visibility."""
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: q must be (B, H, T, D), "
-            "k (B, Hkv, S, D) and v (B, Hkv, S, Dv)"
-        )
-    (B, H, T, D), (rows, Hkv, S, features) = q.shape, k.shape
-    if rows != B or features != D:
-        raise ValueError(f"q has (B, D) = {(B, D)}, k has {(rows, features)}")
-    if H % Hkv != 0:
-        raise ValueError(f"{H} query heads cannot share {Hkv} key heads evenly")
-    if (visibility.query_length, visibility.key_length) != (T, S):
-        raise ValueError(
-            f"there are {T} queries and {S} keys, but the visibility is for "
-            f"{visibility.query_length} and {visibility.key_length}"
-        )
-    for part in (visibility.query_positions, visibility.key_positions, visibility.allowed):
-        if part is not None and part.shape[0] not in (1, B):
-            raise ValueError(f"q has {B} rows, but the visibility has {part.shape[0]}")
 
 
 def check_widths(kernel: str, k: Tensor, v: Tensor) -> None:

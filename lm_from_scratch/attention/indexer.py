@@ -28,7 +28,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.layer import check_shapes
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.limits import Count, require

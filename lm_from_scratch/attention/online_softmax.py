@@ -39,7 +39,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
+from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.attention.layer import check_shapes
 from lm_from_scratch.attention.visibility import Visibility
 
 #: Queries, and keys, in a tile. The 128 x 128 scores of eight heads are 512 KiB in float32: half of

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.layer import check_shapes
 from lm_from_scratch.attention.visibility import Visibility
 
 #: So many numbers of a tensor, and copies of them, stay in the cache of a processor.

@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
-from lm_from_scratch.attention.layer import AttentionFunction, AttentionLayer
+from lm_from_scratch.attention.gqa import repeat_kv
+from lm_from_scratch.attention.layer import AttentionFunction, AttentionLayer, check_shapes
 from lm_from_scratch.attention.visibility import Visibility
 
 #: As ``AttentionFunction``, with the sinks (H,) after the visibility.

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes
+from lm_from_scratch.attention.layer import check_shapes
 from lm_from_scratch.attention.visibility import Visibility
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
 
@@ -33,14 +33,6 @@ class LayerCache(Protocol):
     def keep(self, *state: Tensor) -> None:
         """Hand over the tensors (B, ...) after the new tokens, in the same order."""
         ...
-
-
-class RecurrentLayer(nn.Module):
-    """A layer that carries a state from token to token, and has no keys."""
-
-    @abstractmethod
-    def initial_state(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The tensors (B, ...) before the first token of ``x`` (B, T, C)."""
 
 
 class Cache(ABC):

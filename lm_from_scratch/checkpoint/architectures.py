@@ -4,9 +4,11 @@ The table holds names, and :func:`build` imports the one that it needs: who read
 loads a GPT-2, meets no other architecture.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any, ClassVar, Protocol
 
-from lm_from_scratch.models.interface import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM
 
 #: Of each config's class the file in ``models``, and the class of the model.
 ARCHITECTURES = {
@@ -18,6 +20,23 @@ ARCHITECTURES = {
     "DeepseekV3Config": "deepseek_v3:DeepseekV3ForCausalLM",
     "SmolLM3Config": "smollm3:SmolLM3ForCausalLM",
 }
+
+
+class Config(Protocol):
+    """The numbers that every architecture's dataclass of numbers has."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def windows(self) -> Sequence[int | None]: ...  # keys that each layer sees (None: all)
+    @property
+    def position_limit(self) -> int | None: ...  # positions that have an embedding (None: all)
 
 
 def build(config: Config) -> CausalLM:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lm_from_scratch.checkpoint.architectures import build
+from lm_from_scratch.checkpoint.architectures import Config, build
 from lm_from_scratch.checkpoint.experts import stacked, unstacked
 from lm_from_scratch.checkpoint.folders import (
     check_replaceable,
@@ -46,7 +46,7 @@ from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
-from lm_from_scratch.models.interface import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import NAMES as TOKENIZER_FILES
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, use_packed_int8_

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.generation.generate import forward_seconds, generate_text
+from lm_from_scratch.generation.generate import forward_seconds
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.instruments.layout import time_products
 from lm_from_scratch.models.interface import CausalLM
 

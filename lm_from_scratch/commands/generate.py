@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_from_scratch.cache.paged import BlockPool
+from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import Published, end_tokens
 from lm_from_scratch.checkpoint.state import checkpoints
@@ -28,10 +29,11 @@ from lm_from_scratch.commands.options import (
 from lm_from_scratch.commands.speed import MANY, add_layout_options, in_dtype, make_fast, note
 from lm_from_scratch.generation.beam_search import beam_search
 from lm_from_scratch.generation.engine import Engine, Request, computed_dtype
-from lm_from_scratch.generation.generate import complete, generate, until
+from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.models.interface import CausalLM, Config
+from lm_from_scratch.generation.text import until
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lm_from_scratch.checkpoint.architectures import build
+from lm_from_scratch.checkpoint.architectures import Config, build
 from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.checkpoint.folders import local_folder, read_json
 from lm_from_scratch.checkpoint.published import NOTHING, Published, labels, read_published
@@ -24,17 +24,12 @@ from lm_from_scratch.commands.generate import check_together, tokenizer_of
 from lm_from_scratch.commands.options import option, use_kernels
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
-from lm_from_scratch.models.interface import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.runs.distributed import Processes
-from lm_from_scratch.text.batches import (
-    Batch,
-    PackedBatches,
-    sequential_batches,
-    text_key,
-    write_tokens,
-)
+from lm_from_scratch.text.batch import Batch
+from lm_from_scratch.text.batches import PackedBatches, sequential_batches, text_key, write_tokens
 from lm_from_scratch.text.chatml import chat_tokenizer
 from lm_from_scratch.text.corpora import load_split
 from lm_from_scratch.text.labelled import LabelledBatches, read_labelled, split_labelled

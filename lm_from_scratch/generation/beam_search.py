@@ -53,7 +53,7 @@ from lm_from_scratch.generation.logit_processors import LogitProcessor
 from lm_from_scratch.generation.sampling import check_logits
 from lm_from_scratch.limits import Count, Number, require
 from lm_from_scratch.models.interface import CausalLM
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 EarlyStopping = bool | Literal["never"]
 Fate = Literal["kept", "finished", "dropped"]

@@ -38,7 +38,7 @@ from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.blocks import check_no_states
 from lm_from_scratch.models.interface import CausalLM
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 #: What a pass over prompts costs besides its places, in places: the weights are read once more.
 #: From 16 to 64 it makes no difference.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.drawings.canvas import COLOURS, LIGHT_GREY, printable
 from lm_from_scratch.drawings.canvas import GREY as GREY  # pages take it from here
 from lm_from_scratch.instruments.record import record_attention

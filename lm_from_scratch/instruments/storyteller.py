@@ -16,7 +16,7 @@ from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.instruments.record import record_hidden_states
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.plots import PlotConfig, config_of_corpus, make_plot
 from lm_from_scratch.text.story_grammar import PEOPLE, QUESTIONS, Sentence, cut, read, write
 from lm_from_scratch.text.tokenizer import Tokenizer

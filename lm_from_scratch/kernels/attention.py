@@ -34,7 +34,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lm_from_scratch.attention.gqa import check_shapes, check_widths
+from lm_from_scratch.attention.gqa import check_widths
+from lm_from_scratch.attention.layer import check_shapes
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.kernels.device import check_device
 from lm_from_scratch.kernels.softmax import LOWEST

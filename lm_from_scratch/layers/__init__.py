@@ -2,6 +2,7 @@
 
 Each file stands alone: ``embedding``, ``layer_norm`` and ``norm`` (RMSNorm), ``activation`` and
 ``gated_mlp``, ``rope``, ``rope_scaling`` for longer contexts, ``experts``, many MLPs in the place
-of one, and ``head``, from states to logits. A formula is a function, and the module beside it holds
-its parameters. A new activation is a line in ``ACTIVATIONS``, and a config chooses it by name.
+of one, ``recurrent``, what a layer with a state is, and ``head``, from states to logits. A formula
+is a function, and the module beside it holds its parameters. A new activation is a line in
+``ACTIVATIONS``, and a config chooses it by name.
 """

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from lm_from_scratch.attention.layer import AttentionLayer
-from lm_from_scratch.cache.interface import RecurrentLayer
+from lm_from_scratch.layers.recurrent import RecurrentLayer
 from lm_from_scratch.limits import shown
 
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import LayerCache, RecurrentLayer
+from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.activation import ACTIVATIONS
 from lm_from_scratch.layers.delta_rule import (
     DeltaRule,
@@ -36,6 +36,7 @@ from lm_from_scratch.layers.delta_rule import (
     unit_length,
 )
 from lm_from_scratch.layers.norm import RMSNorm
+from lm_from_scratch.layers.recurrent import RecurrentLayer
 from lm_from_scratch.layers.short_convolution import short_convolution
 
 

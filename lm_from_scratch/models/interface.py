@@ -4,30 +4,12 @@ Everything outside this folder knows a model by this file, and no architecture b
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from lm_from_scratch.cache.interface import NO_CACHE, Cache
 from lm_from_scratch.layers.head import Head
-
-
-class Config(Protocol):
-    """The numbers that every architecture's dataclass of numbers has."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def n_embd(self) -> int: ...
-    @property
-    def windows(self) -> Sequence[int | None]: ...  # keys that each layer sees (None: all)
-    @property
-    def position_limit(self) -> int | None: ...  # positions that have an embedding (None: all)
 
 
 class CausalLM(nn.Module):
@@ -60,4 +42,4 @@ class CausalLM(nn.Module):
         """Logits (B, T, V) of the token ids ``idx`` at ``positions`` and in ``documents`` (B, T),
         for the columns that ``keep`` chooses. All but the ids go by name, so that a mask of 0s and
         1s, which is second elsewhere, is not taken for positions
-        (:func:`~lm_from_scratch.attention.visibility.positions_from_mask` makes them of it)."""
+        (:func:`~lm_from_scratch.attention.masks.positions_from_mask` makes them of it)."""

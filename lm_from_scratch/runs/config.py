@@ -10,7 +10,7 @@ from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.choose import OptimizerConfig, make_optimizer
-from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.training import train as loop
 from lm_from_scratch.training.classification_loss import LabelLoss
 from lm_from_scratch.training.in_backward import step_in_backward
@@ -41,7 +41,7 @@ def train(
     processes: SingleProcess = SINGLE_PROCESS,
     loss: Callable[[CausalLM, str], Objective] | None = None,
 ) -> Run:
-    """:func:`lm_from_scratch.runs.config.train` with the optimizer and the loss that ``config``
+    """:func:`lm_from_scratch.training.train.train` with the optimizer and the loss that ``config``
     asks for. Pairs and rewards come with a ``loss`` of their own, made of the model and a dtype.
     """
     processes.check(batches.batch_size, config.update_in_backward)

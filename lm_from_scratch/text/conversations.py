@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.batch import Batch, padded_batch
 from lm_from_scratch.text.chat import render
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer

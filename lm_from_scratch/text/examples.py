@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lm_from_scratch.limits import Count, require, shown
-from lm_from_scratch.text.batches import Batch, Shuffled, in_order
+from lm_from_scratch.text.batch import Batch
+from lm_from_scratch.text.batches import Shuffled, in_order
 from lm_from_scratch.text.conversations import Answered, answered, conversation, targets_of
 from lm_from_scratch.text.rows import numbered_lines, split_by
 from lm_from_scratch.text.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.limits import Count, require
-from lm_from_scratch.text.batches import Batch, Shuffled, in_order, padded_batch
+from lm_from_scratch.text.batch import Batch, padded_batch
+from lm_from_scratch.text.batches import Shuffled, in_order
 from lm_from_scratch.text.rows import numbered_lines, split_by
 from lm_from_scratch.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.in_backward import update_in_backward
-from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.training.processes import SINGLE_PROCESS, SingleProcess
 from lm_from_scratch.training.train import accumulate_gradient
 

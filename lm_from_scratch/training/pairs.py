@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from lm_from_scratch.limits import Count, Positive, require
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.batches import Batch, Shuffled, in_order
+from lm_from_scratch.text.batch import Batch
+from lm_from_scratch.text.batches import Shuffled, in_order
 from lm_from_scratch.text.conversations import Answered, targets_of
 from lm_from_scratch.text.examples import check_lengths, examples_key
 from lm_from_scratch.text.targets import IGNORE

@@ -20,7 +20,8 @@ from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.limits import Count, NotNegative, require
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.batches import Batch, Shuffled
+from lm_from_scratch.text.batch import Batch
+from lm_from_scratch.text.batches import Shuffled
 from lm_from_scratch.text.conversations import Answered, targets_of
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from torch import nn
 
 from lm_from_scratch.limits import Count, Limit, NotNegative, Positive, Whole, check
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.training.objective import objective_of
 from lm_from_scratch.training.processes import SINGLE_PROCESS, SingleProcess
 

@@ -25,14 +25,14 @@ from measure import Row, Size
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import cache_for
-from lm_from_scratch.checkpoint.architectures import build
+from lm_from_scratch.checkpoint.architectures import Config, build
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import decode, generate, prefill
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.layout import LAYOUTS, lay_out_
 from lm_from_scratch.interop.caches import from_legacy, to_transformers
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
-from lm_from_scratch.models.interface import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.qwen2 import SIZES as QWEN2_SIZES
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.weights.quantize import quantize_

@@ -22,10 +22,11 @@ from bench_decoding import shapes, twins
 from measure import Row, Size
 
 from lm_from_scratch.cache.paged import BlockPool
+from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.generation.engine import Engine, Request
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.layout import lay_out_
-from lm_from_scratch.models.interface import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM
 
 BATCHING, PADDED = "transformers, continuous batching", "transformers, padded batches"
 TARGET = 1.4  # over their continuous batching

@@ -25,10 +25,11 @@ from peers import transformers_run
 from torch.profiler import ProfilerActivity, profile
 
 from lm_from_scratch.cache.slots import cache_for
+from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.generation.generate import decode, prefill
 from lm_from_scratch.instruments.layout import lay_out_
 from lm_from_scratch.instruments.onednn import multiplies
-from lm_from_scratch.models.interface import CausalLM, Config
+from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight
 from lm_from_scratch.weights.quantize import quantize_, quantized_weights
 

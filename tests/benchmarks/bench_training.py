@@ -20,7 +20,7 @@ from lm_from_scratch.instruments.onednn import multiplies, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.choose import parameter_groups
-from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.training.objective import NextTokenLoss, autocast
 from lm_from_scratch.training.train import optimizer_step
 

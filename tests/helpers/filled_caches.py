@@ -12,7 +12,7 @@ from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, StaticTrack, cache_for
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 TOLERANCE = dict(atol=5e-5, rtol=0)
 

@@ -30,7 +30,7 @@ from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
 from lm_from_scratch.models.sink_attention import SinkForCausalLM
 from lm_from_scratch.models.smollm3 import SmolLM3Config
 from lm_from_scratch.text import targets
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.training.loss import causal_lm_loss
 
 DOUBLE = torch.float64

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel

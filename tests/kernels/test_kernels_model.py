@@ -19,7 +19,7 @@ from torch import Tensor
 from unchanged import assert_unchanged, snapshot
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache

@@ -38,7 +38,7 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.record import record_attention, record_hidden_states
 from lm_from_scratch.models.qwen2 import FULL
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.generation.generate import generate_text
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.text.corpora import load_corpus, split

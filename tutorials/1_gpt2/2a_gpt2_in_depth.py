@@ -277,8 +277,9 @@ from lm_from_scratch.attention.attention import (
     attention_weights,
     formula_attention,
 )
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.attention.sdpa import sdpa_attention
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 
 print(inspect.getsource(Visibility.rule))
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 import transformers
 
 from lm_from_scratch.attention.attention import formula_attention
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.layers.layer_norm import LayerNorm

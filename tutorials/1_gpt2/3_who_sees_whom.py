@@ -261,7 +261,7 @@ drawings.head_cells(
 # Both hid the padding, but one of them counted it: the first word was at place 6, not 0. Here is this mistake with
 # our model:
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 
 short = tokenizer.start("The list")
 batch = torch.tensor([[0] * 6 + short, ids.tolist()])  # (B, T)

@@ -17,8 +17,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.tokenizer import Tokenizer

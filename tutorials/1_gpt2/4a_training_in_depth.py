@@ -33,12 +33,8 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lm_from_scratch.text.batches import (
-    Batch,
-    PackedBatches,
-    padded_batch,
-    write_tokens,
-)
+from lm_from_scratch.text.batch import Batch, padded_batch
+from lm_from_scratch.text.batches import PackedBatches, write_tokens
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.targets import IGNORE, next_token_targets
 from lm_from_scratch.text.tokenizer import Tokenizer

@@ -47,7 +47,7 @@ from lm_from_scratch.instruments.plot import (
 )
 from lm_from_scratch.instruments.record import record_attention
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.batch import Batch, padded_batch
 from lm_from_scratch.text.corpora import load_corpus, split
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss

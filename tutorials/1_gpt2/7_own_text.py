@@ -81,8 +81,8 @@ for step in train(model, batches, plan, test):
 # %%
 # There is no turtle command called "jump". The model describes it anyway, three times.
 
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.text import generate_text
 
 for seed in range(3):
     calm = Sampler(temperature=0.6)

@@ -247,7 +247,7 @@ assert 8 * 128 // 3 == 341
 # Here is our model with either order, the wrong one first:
 
 from lm_from_scratch.attention.sdpa import sdpa_attention
-from lm_from_scratch.generation.generate import generate_text
+from lm_from_scratch.generation.text import generate_text
 
 
 def wrong_heads(q, k, v, visibility, dropout=0.0):

@@ -460,7 +460,7 @@ def qwen2_block(x, p, rotation, visibility):
 # ``transformers`` takes cosines and sines from its own module, and a mask that it adds to the scores. The loss is a
 # weighted sum over the real tokens. We take its gradient for the input and for all twelve tensors.
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 
 real = torch.ones(2, 11, dtype=torch.long)
 real[0, :3] = 0

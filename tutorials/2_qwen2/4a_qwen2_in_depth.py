@@ -193,7 +193,7 @@ plt.show()
 # five pads in row 0, and only real tokens are compared. The pieces have 5, 1, 3 and 3 tokens and share a cache.
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
 

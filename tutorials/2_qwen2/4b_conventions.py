@@ -159,7 +159,8 @@ row(
 # mask and no ``position_ids`` counts the padding too. For a learned position embedding this is wrong. A rotation depends on distances
 # alone, so it does not notice.
 
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 
 attention_mask = torch.ones(2, 12, dtype=torch.long)
 attention_mask[0, :4] = 0  # row 0 is padded on the left
@@ -351,7 +352,7 @@ row(
 
 import tokenizers
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 plain = tokenizers.Tokenizer(tokenizers.models.BPE())
 plain.enable_padding()

@@ -424,8 +424,8 @@ assert held["GPT-2"] == 2 * held["Qwen2"]
 # %%
 # Both continue one text. They know the tone of documentation, not its content.
 
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.text import generate_text
 
 prompt = "Return a list of"
 for title, trained in shipped.items():

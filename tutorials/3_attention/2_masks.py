@@ -146,7 +146,7 @@ import torch.nn.functional as F
 
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 a = tokenizer.encode("Read a line from the file and return it as a string")
 batch = padded_batch([ids, a], pad_token_id=0, side="left")

@@ -114,7 +114,8 @@ assert torch.equal(causal.mask[0, 0], torch.ones(9, 9).tril().bool())
 # The first two conditions together leave a padding query nothing to see. The method below is these four lines. Its last
 # lines are for callers who want to hide more; this page does not use them.
 
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 
 print(inspect.getsource(Visibility.rule))
 
@@ -125,7 +126,7 @@ print(inspect.getsource(Visibility.rule))
 # Padding first. Two sentences of unequal length become a batch in three ways. The function ``positions_from_mask``
 # counts the real tokens, wherever the padding is.
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 both_sides = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [1] * 9])
 inside = torch.tensor([[0, *five[:2], 0, 0, *five[2:], 0], nine])

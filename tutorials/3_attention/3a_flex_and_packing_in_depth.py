@@ -125,7 +125,7 @@ chosen = [ids[:256] for ids in sequences[:B]]
 # The lesson names three things that a packed document needs: positions, document numbers and targets. The third follows
 # from the first: ``next_token_targets`` counts a target only if the next position is one higher.
 
-from lm_from_scratch.text.batches import Batch, padded_batch
+from lm_from_scratch.text.batch import Batch, padded_batch
 from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
 

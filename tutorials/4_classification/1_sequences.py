@@ -44,7 +44,7 @@ assert 900 < len(train) < 1300 and len(test) > 400
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 model, tokenizer = load_shipped("gpt2-docs")
 END = tokenizer.eos_token_id

@@ -225,7 +225,7 @@ print(inspect.getsource(last_token))
 # predict one more token; for the second, the text is complete. One pass gives both states, because left padding puts
 # them into the last two columns of every row.
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 
 def by_length(rows, size=32):
@@ -710,7 +710,7 @@ tiny = tiny.eval()
 # Rows of 8, 5 and 3 tokens are padded on the left, on the right and on both sides. Logits, loss and the gradients of all
 # parameters agree.
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 
 masks = {
     "left": [[1] * 8, [0] * 3 + [1] * 5, [0] * 5 + [1] * 3],

@@ -99,7 +99,7 @@ assert [LABELS[k] for k in numbers[1:4]] == ["keyword", "call", "call"]
 import ast
 import random
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.corpora import source, split
 
 

@@ -115,7 +115,7 @@ print()
 #
 # The sides are those of the model's training. On the test side are the modules whose docstrings the model never read.
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.corpora import source, split
 
 corpus = source()
@@ -549,7 +549,7 @@ assert bets > 0.1 * mistakes
 
 import transformers
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.checkpoint.configs import config_from_dict
 from lm_from_scratch.models.qwen2 import Qwen2Model
 from lm_from_scratch.models.randomize import randomize_

@@ -25,7 +25,8 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import (

@@ -178,7 +178,7 @@ assert visible[1, 0].sum() == 9 * 10 / 2
 # To test padding, compare logits: each row of a padded batch with the same prompt alone. Compute in float64, so that
 # rounding cannot hide a mistake. Here are five prompts.
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 texts = ["Open", "Raise an", "Return a list of the", "The default value is"]
 five = [tokenizer.start(text) for text in texts] + prompts[1:]

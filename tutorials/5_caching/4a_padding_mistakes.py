@@ -69,7 +69,7 @@ assert said[0] == said[1] != said[2]
 # With the functions of the package, row 0 keeps its text. They pad on the left, and give each token a position in its
 # own row: -1 for padding.
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 batch = padded_batch([[11, 12], [21, 22, 23, 24]], pad_token_id=0, side="left")
 print(batch.idx)
@@ -121,7 +121,8 @@ assert ours[0].tolist() == said[0]
 # its column. Or it is hidden but **counted**, so that a text still starts at its column instead of 0. Or it is **masked
 # by id**, and the text contains that id too: with end-of-text as padding, every document loses its first token.
 
-from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import PADDING
 
 
 def attended(batch):

@@ -23,7 +23,8 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
-from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.folders import PRETRAINED
@@ -39,7 +40,7 @@ from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.randomize import randomize_
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()

@@ -231,7 +231,7 @@ functions = [
 ]  # fmt: skip
 docs = [[end, *tokenizer.encode(f)] for f in functions]
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 load = transformers.AutoModelForCausalLM.from_pretrained
 twin = load(PRETRAINED / "gpt2-docs", dtype=torch.float32).eval()

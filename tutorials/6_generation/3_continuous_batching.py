@@ -68,7 +68,7 @@ drawings.batch_timelines(ways, numbers)
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.generation.generate import prefill
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 
 def new_pool(n_blocks=32, P=4):

@@ -52,8 +52,8 @@ assert 7e9 * 4 == 28e9
 # * those with 8 and 4 bits
 # * only the one with 8 bits
 
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.generation.text import generate_text
 
 prompt = "If the file does not exist, an"
 models, texts = {32: model}, {}

@@ -19,8 +19,8 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import quantized_weights as drawings
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.weights.quantize import quantize_
 
 model, tokenizer = load_shipped("gpt2-docs")

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.weights import quantized_weight
 from lm_from_scratch.weights.int4 import Int4Weight
 from lm_from_scratch.weights.int8 import Int8Weight

@@ -17,8 +17,8 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import quantized_weights as drawings
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_
 from lm_from_scratch.weights.quantize import quantize_
 

@@ -23,8 +23,8 @@ from lm_from_scratch.drawings.since_qwen2_models import (
     mixture,
     visited_experts,
 )
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.layers.experts import (
     Experts,

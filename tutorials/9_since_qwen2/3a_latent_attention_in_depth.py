@@ -29,10 +29,8 @@ from lm_from_scratch.attention.latent import (
     expanded,
     multiplications,
 )
-from lm_from_scratch.attention.visibility import (
-    Visibility,
-    positions_from_mask,
-)
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import from_pretrained

@@ -33,7 +33,8 @@ import triton
 import triton.language as tl
 
 from lm_from_scratch.attention.attention import formula_attention
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.plot import COLOURS, LIGHT_GREY, figure
 from lm_from_scratch.instruments.roofline import GPUS, Cost, show
 

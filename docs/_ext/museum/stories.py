@@ -18,7 +18,7 @@ from sources import templates
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.kinds import attention_layers
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.drawings.caching import padded_batch, slot_masks, versions
 from lm_from_scratch.drawings.canvas import Drawing

@@ -9,10 +9,12 @@ from tiny_models import tiny_gpt2, token_ids
 
 from lm_from_scratch.attention import sdpa
 from lm_from_scratch.attention.attention import attention_weights
-from lm_from_scratch.attention.gqa import check_shapes, repeat_kv
+from lm_from_scratch.attention.gqa import repeat_kv
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
+from lm_from_scratch.attention.layer import check_shapes
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.attention.sdpa import sdpa_attention
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.conformance import CASES, itself, oracle
 from lm_from_scratch.models.gpt2 import SIZES
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 import lm_from_scratch.attention.varlen as module
 from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.attention.varlen import (
     fused_varlen_attention,
     packed_attention,
     varlen_attention,
 )
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.instruments.conformance import CASES
 
 

@@ -6,7 +6,8 @@ import torch
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 from torch._dynamo.testing import CompileCounter
 
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.restricted import Restricted

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.growing import CatCache, GrowingCache, GrowingTrack
 from lm_from_scratch.cache.interface import NO_CACHE

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import token_ids
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.models.blocks import blocks

@@ -14,7 +14,7 @@ from caches import KINDS, MODELS
 from tiny_models import tiny_qwen2, token_ids
 
 from lm_from_scratch import cache as package
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.cache.buffer import BufferCache
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache, GrowingTrack

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from test_cache_laws import BOUND, LAWS, Twin
 from tiny_models import token_ids
 
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache import interface
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE

@@ -30,13 +30,12 @@ from lm_from_scratch.generation.generate import (
     decode,
     forward_seconds,
     generate,
-    generate_text,
     prefill,
-    until,
 )
 from lm_from_scratch.generation.logit_processors import forbid, no_repeat_ngram
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.generation.speculative import PromptLookup, speculate
+from lm_from_scratch.generation.text import generate_text, until
 from lm_from_scratch.models.modes import evaluating
 
 MODEL = tiny_gpt2(attn_pdrop=0.3, resid_pdrop=0.3)

@@ -26,7 +26,7 @@ from lm_from_scratch.instruments.layout import (
     time_products,
 )
 from lm_from_scratch.instruments.onednn import Packed, PackedLinear, multiplies, use_onednn_
-from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.training.train import optimizer_step
 from lm_from_scratch.weights.quantize import multiplied, quantize_
 

@@ -20,7 +20,7 @@ from lm_from_scratch.instruments.onednn import (
     use_onednn_,
 )
 from lm_from_scratch.optim.galore import GaLore
-from lm_from_scratch.text.batches import Batch
+from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.training.train import optimizer_step
 from lm_from_scratch.weights.quantize import quantize_
 

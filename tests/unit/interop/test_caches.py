@@ -36,7 +36,7 @@ from lm_from_scratch.interop.caches import (
     to_legacy,
     to_transformers,
 )
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 
 cases = pytest.mark.parametrize(("name", "kind"), CASES)
 

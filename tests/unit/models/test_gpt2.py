@@ -8,7 +8,7 @@ import torch
 from tiny_models import TINY, hf_twin, tiny_gpt2, token_ids
 
 from lm_from_scratch.attention.kinds import use_attention_
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config, GPT2LMHeadModel
 
 

@@ -8,7 +8,8 @@ import torch
 from tiny_models import enlarge_, tiny_qwen2, token_ids
 
 from lm_from_scratch.attention.indexer import choose, indexer_loss, sparse_attention
-from lm_from_scratch.attention.visibility import Visibility, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import CatCache, GrowingCache
 from lm_from_scratch.instruments.record import record_attention, record_hidden_states
 from lm_from_scratch.layers.rope import RotaryEmbedding

@@ -6,7 +6,7 @@ import torch
 from model_families import FAMILIES, near, pair
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.models.randomize import randomize_
 
 families = pytest.mark.parametrize("family", FAMILIES)

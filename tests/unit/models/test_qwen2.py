@@ -18,11 +18,8 @@ from tiny_models import (
 )
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
-from lm_from_scratch.attention.visibility import (
-    Visibility,
-    allowed_from_additive_mask,
-    positions_from_mask,
-)
+from lm_from_scratch.attention.masks import allowed_from_additive_mask, positions_from_mask
+from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.restricted import Restricted

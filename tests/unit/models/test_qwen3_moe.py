@@ -13,7 +13,7 @@ from tiny_models import enlarge_, token_ids
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.training.balance import balancing_loss, record_routing
 from lm_from_scratch.weights.lora import adapters, add_lora_, merge_lora_
 from lm_from_scratch.weights.quantize import quantize_, quantized_weights

@@ -8,7 +8,7 @@ import torch
 from caches import KINDS
 from tiny_models import enlarge_, token_ids
 
-from lm_from_scratch.attention.visibility import positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.models.gated_attention import GatedAttention, GatedForCausalLM
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.sink_attention import SinkAttention, SinkForCausalLM

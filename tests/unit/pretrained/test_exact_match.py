@@ -3,8 +3,8 @@
 import pytest
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.generation.generate import generate_text
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.pretrained.exact_match import GREEDY, SAMPLED, answers, exact_match
 from lm_from_scratch.text.tasks import held_out_questions, prompt
 

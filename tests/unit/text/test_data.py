@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from lm_from_scratch import files
 from lm_from_scratch.text import batches, corpora
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.batches import (
     PackedBatches,
     TokenFile,
     packed_batch,
     packed_positions,
-    padded_batch,
     sequential_batches,
     write_tokens,
 )

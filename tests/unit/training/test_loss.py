@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.targets import IGNORE, next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 from lm_from_scratch.weights.quantize import WEIGHTS

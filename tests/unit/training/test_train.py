@@ -20,7 +20,8 @@ from lm_from_scratch.optim.muon import Muon
 from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes
 from lm_from_scratch.runs.saved import saved
-from lm_from_scratch.text.batches import Batch, PackedBatches, TokenFile, write_tokens
+from lm_from_scratch.text.batch import Batch
+from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer

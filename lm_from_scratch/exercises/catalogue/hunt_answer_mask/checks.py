@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
 from lm_from_scratch.exercises.inputs import integer, integers
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.conversations import Answered, targets_of
 from lm_from_scratch.text.targets import IGNORE
 

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
 from lm_from_scratch.exercises.inputs import integers
-from lm_from_scratch.text.batches import padded_batch
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
 

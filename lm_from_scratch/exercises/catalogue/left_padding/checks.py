@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.attention.visibility import PADDING, positions_from_mask
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
 from lm_from_scratch.exercises.inputs import integers, refusal
 
