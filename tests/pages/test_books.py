@@ -121,7 +121,7 @@ def test_the_landing_page_has_what_the_book_takes() -> None:
     text = book.about((DOCS / "index.rst").read_text(encoding="utf-8"))
     titles = [node.astext() for node in publish_doctree(text).findall(nodes.title)]
     assert titles == ["About this book", "Set up", "The book and the site"]
-    assert "School mathematics" in text and ".. grid" not in text and ".. live" not in text
+    assert ".. grid" not in text and ".. live" not in text
 
 
 @pytest.mark.parametrize("formula", [r"1 + \dots + S", r"\textstyle\sum_s a_s", r"\tfrac{1}{2}"])

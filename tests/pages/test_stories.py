@@ -1,22 +1,12 @@
-"""Ten stories of the bug museum: short, with a picture, about mistakes that the museum has."""
+"""Ten stories of the bug museum: with a picture, about mistakes that the museum has."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from gallery import pages
 from museum import cards, stories
 from sources import templates
-
-DIRECTIVE = re.compile(r"^\.\. (?:raw|code-block|meta|rst-class)::.*\n(?:(?:   .*)?\n)*", re.M)
-
-
-def words(text: str) -> list[str]:
-    """Of the prose: without directives, the small print below a fix, and addresses."""
-    text = re.sub(rf"^:ref:`{cards.ONE} .*\n", "", DIRECTIVE.sub("", text), flags=re.M)
-    text = re.sub(r":doc:|\s*<[^<>]*>(?=`)", "", text)
-    return re.findall(r"[\w'-]*\w", text)
 
 
 def test_there_are_ten_and_each_has_a_template() -> None:
@@ -30,9 +20,8 @@ def test_there_are_ten_and_each_has_a_template() -> None:
 
 
 @pytest.mark.parametrize("name", stories.STORIES)
-def test_a_story_is_short_and_has_a_picture(name: str) -> None:
+def test_a_story_has_a_picture_and_its_numbers(name: str) -> None:
     text = stories.page(name)  # what the prose says of its numbers is asserted where they are made
-    assert 250 <= len(words(text)) <= 350
     picture = stories.numbers(name)["picture"]
     assert text.count(".. raw:: html") == 1 and picture.html in text and picture.says
     assert "\n" not in picture.html  # a line of its own below the directive
@@ -52,16 +41,6 @@ def test_its_mistakes_are_in_the_museum(story: stories.Story) -> None:
         assert f":doc:`{story.title} </stories/{story.name}>`" in cards.where(
             number, stories.told()
         )
-    prose = re.sub(r"^:ref:.*$", "", DIRECTIVE.sub("", text), flags=re.M)
-    assert not cards.NUMBER.search(prose)  # its number is in the small print alone
-
-
-def test_links_to_threads_are_those_of_other_pages() -> None:
-    sources = [*map(pages.script, pages.in_order()), pages.DOCS / "questions.rst"]
-    cited = "\n".join(path.read_text(encoding="utf-8") for path in sources)
-    for name in stories.STORIES:
-        for link in re.findall(r"<(https://github.com/[^>]+)>", stories.source(name)):
-            assert link in cited, (name, link)
 
 
 def test_they_are_spread_over_what_one_sees_and_where() -> None:

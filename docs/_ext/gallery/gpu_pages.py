@@ -1,8 +1,8 @@
 """The chapter on GPU kernels: its index page, and its executed notebooks as pages of the site.
 
 The gallery runs what it shows, but the machine that builds the site may have no GPU. So
-`gpu_notebooks.py` executes these notebooks and stores them; here they are copied to where myst-nb
-renders them as they are. The patterns below match what `gpu_notebooks.py` writes.
+`gpu_notebooks` executes these notebooks and stores them; here they are copied to where myst-nb
+renders them as they are. The patterns below match what `gpu_notebooks` writes.
 """
 
 import json
@@ -15,7 +15,7 @@ from sources import modules, templates
 from gallery import pages
 from lm_from_scratch.instruments.roofline import MARKERS, measurements
 
-#: An alert of the notebook, as gpu_notebooks.py leaves it.
+#: An alert of the notebook, as `gpu_notebooks` leaves it.
 ALERT = re.compile(
     r'<div class="alert alert-\w+"><strong>(Note|Warning)</strong>\n\n(.*?)\n\n</div>', re.S
 )

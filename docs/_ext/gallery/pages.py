@@ -52,7 +52,7 @@ def scripts() -> list[Path]:
 
 
 def gpu_scripts() -> list[Path]:
-    """The scripts of the pages on GPU kernels, in reading order. See gpu_notebooks.py."""
+    """The scripts of the pages on GPU kernels, in reading order. See `gpu_notebooks`."""
     return pages(GPU)
 
 

@@ -3,7 +3,7 @@
 The widget is ``_static/live/widgets/next.js``. Options are what it begins with: ``:prompt:``, and
 ``:model:``, one of those that ship with the package. A page with a widget loads a small script;
 engine and weights come when a reader is near. Without scripts, and in print, there is a picture
-(live_pictures.py).
+(pictures.py).
 """
 
 import base64

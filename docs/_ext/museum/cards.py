@@ -1,8 +1,8 @@
 """The bug museum: a card for every mistake, by what one sees.
 
 `museum.toml` says what is on a card. In its section "Bug museum" a page shows numbers, as "(G4)",
-and elsewhere it may mention them (page.py); a hunt has them in its exercise. Which tests find a
-mistake, its `tests` say. A number with an M needs none: the section that shows it asserts it.
+and elsewhere it may mention them (gallery/pages.py); a hunt has them in its exercise. Which tests
+find a mistake, its `tests` say. A number with an M needs none: its section asserts it.
 """
 
 import re

@@ -455,4 +455,7 @@ STORIES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def pages() -> dict[str, str]:
-    return {f"{FOLDER}/{name}.rst": page(name) for name in STORIES}
+    """The museum itself, which lists them, and a page for each."""
+    return {"museum.rst": cards.index(told())} | {
+        f"{FOLDER}/{name}.rst": page(name) for name in STORIES
+    }

@@ -7,8 +7,8 @@ from api import families, package
 from course import exercise_pages, guide, hand_out
 from editions import translation
 from gallery import exercises, gpu_pages, pages
-from live import tour, widgets
-from museum import cards, stories
+from live import tour
+from museum import stories
 from sources import templates
 
 from output import benchmarks
@@ -18,7 +18,6 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
     """What is in each file; whole pages first, then what a page includes."""
     found = {
         "benchmarks.rst": benchmarks.page(benchmarks.measure.all_stored(), docs / "generated"),
-        "museum.rst": cards.index(stories.told()),
         **stories.pages(),
         "families.rst": families.page(),
         "exercises/index.md": templates.render("exercises.md", exercises=exercises),
@@ -45,7 +44,8 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
 
 def javascript_lines() -> int:
     """Lines of the model in JavaScript: of its files beside the loader and the widgets."""
-    files = [path for path in widgets.LIVE.glob("*.js") if path.stem not in ("loader", "widget")]
+    engine = (pages.DOCS / "_static" / "live").glob("*.js")
+    files = [path for path in engine if path.stem not in ("loader", "widget")]
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
 
 
