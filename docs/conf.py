@@ -73,6 +73,7 @@ nitpick_ignore_regex = [
     # Types of packages whose inventory is not stored here (see intersphinx_mapping).
     (r"py:.*", r"(torch|triton|np|numpy|tokenizers|safetensors|jinja2)(\..*)?"),
     (r"py:class", r"lm_from_scratch\.text\.(plots\.T|rows\.Row)"),
+    (r"py:.*", r"lm_from_scratch\.checkpoint\.weights\.AnyModel"),
     (r"py:.*", r"types\.FrameType|lm_from_scratch\.layers\.rope_scaling\._Checked"),
     (r"py:.*", r"(transformers|matplotlib|plt|tqdm)(\..*)?"),
     (r"py:.*", r"(Tensor|nn\.\w+|Tokenizer|Figure|Axes|optional|Path)"),
