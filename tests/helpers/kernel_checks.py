@@ -37,9 +37,6 @@ MEASURED: dict[tuple[str, torch.dtype], tuple[float, float]] = {}
 
 MARGIN = 8192  # numbers of NaN before and behind a tensor: more than a block writes
 
-#: What :func:`check` does. kernel_mutants.py leaves some out, to learn which of them finds a bug.
-GATES = ["values", "layouts", "poison"]
-
 
 @contextmanager
 def poisoned() -> Iterator[None]:
@@ -63,9 +60,8 @@ def poisoned() -> Iterator[None]:
             patch.setattr(torch, name, guarding(getattr(torch, name)))
         patch.setattr(Tensor, "new_empty", guarding(Tensor.new_empty))
         yield
-    if "poison" in GATES:
-        for result in made:
-            result.assert_margins()
+    for result in made:
+        result.assert_margins()
 
 
 class Guarded:
@@ -78,8 +74,6 @@ class Guarded:
         poison: float = torch.nan
         if not tensor.is_floating_point():
             poison = True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
-        if "poison" not in GATES:
-            poison = 0
         self.memory = torch.full(
             (size + 2 * MARGIN,), poison, dtype=tensor.dtype, device=tensor.device
         )
@@ -99,8 +93,6 @@ class Guarded:
 
     def assert_untouched(self) -> None:
         """Neither the tensor nor what surrounds it was written."""
-        if "poison" not in GATES:
-            return
         self.assert_margins()
         same = self.memory.nan_to_num() == self.before.nan_to_num()
         assert same.all(), "an input was changed"
@@ -108,7 +100,7 @@ class Guarded:
 
 def strided(x: Tensor) -> Tensor:
     """The same numbers with another layout: the last two dimensions swapped in memory."""
-    return x if x.dim() < 2 or "layouts" not in GATES else x.mT.contiguous().mT
+    return x if x.dim() < 2 else x.mT.contiguous().mT
 
 
 def upstreams(like: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -116,8 +108,6 @@ def upstreams(like: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     plain = torch.randn(like.shape, generator=generator, dtype=torch.float64)
     plain = plain.to(like.device, like.dtype)
     ones = torch.ones((), dtype=like.dtype, device=like.device)
-    if "layouts" not in GATES:
-        return {"plain": plain}
     return {"plain": plain, "of sum()": ones.expand(like.shape), "transposed": strided(plain)}
 
 

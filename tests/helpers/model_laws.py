@@ -19,7 +19,6 @@ from tiny_models import enlarge_, hf_twin, tiny_deepseek_v3, token_ids
 from torch import Tensor
 
 from lm_from_scratch.attention.kinds import use_attention_
-from lm_from_scratch.attention.sinks import SINK_KINDS
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.models.deepseek_v3 import YaRNScaling
@@ -113,7 +112,6 @@ def twin_of(name: str, model: Any) -> Any:
 
 
 ROWS = [token_ids(12, seed=1).tolist(), token_ids(7, seed=2).tolist()]
-MASK = torch.tensor([[1] * 12, [0] * 5 + [1] * 7])
 BATCH = padded_batch(ROWS, 0, "left")
 
 
@@ -135,7 +133,7 @@ def oracle(name: str) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor
         logits = [twin(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
     twin(
         BATCH.idx,
-        attention_mask=MASK,
+        attention_mask=(BATCH.positions >= 0).long(),
         position_ids=BATCH.positions.clamp(min=0),
         use_cache=False,
         labels=BATCH.idx.masked_fill(BATCH.positions <= 0, targets.IGNORE),
@@ -148,10 +146,7 @@ def load(name: str, kind: str = "sdpa") -> Any:
     """The model with its weights, as the code is now."""
     model = NEW[name]().eval()
     model.load_state_dict(oracle(name)[0])
-    if name == "sinks":
-        for block in model.model.layers:
-            block.self_attn.compute = SINK_KINDS[kind]
-    elif kind != "sdpa":
+    if kind != "sdpa":
         use_attention_(model, kind)
     return model
 
