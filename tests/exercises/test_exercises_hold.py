@@ -1,8 +1,8 @@
 """The checks of every exercise tell right from wrong: they pass what is right and reject what is
 wrong, at every seed, and the report names the mistake.
 
-    pytest tests/exercises -k NAME                all of one exercise, in about two seconds
-    pytest tests/exercises -k NAME -m slow        at 100 seeds, and with every mutant
+    pytest tests/exercises -k NAME -m "not slow"  one exercise at three seeds, in seconds
+    pytest tests/exercises -k NAME                at 100 seeds, with every mutant, by name
 """
 
 import pytest
@@ -56,6 +56,7 @@ def test_wrong_answers_are_rejected_by_their_case(bench: Bench) -> None:
     reject_what_is_wrong(bench, range(SEEDS))
 
 
+@pytest.mark.slow
 def test_wrong_answers_are_named(bench: Bench) -> None:
     """By their own label, unless they raise in every case that they fail, or say why not."""
     for wrong in bench.exercise.wrong:

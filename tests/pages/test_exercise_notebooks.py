@@ -80,6 +80,7 @@ def test_the_student_notebook_runs_and_gets_nothing(found: Exercise) -> None:
     assert "not written yet" in printed
 
 
+@pytest.mark.slow
 def test_in_a_real_kernel() -> None:
     """The tests above run cells by exec, which is fast; Jupyter says the same."""
     found = next(found for found in EXERCISES if found.name == "rms_norm")
