@@ -18,59 +18,35 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib import import_module
 
+from lm_from_scratch.commands.options import COMMANDS as MODELS
+from lm_from_scratch.exercises.options import COMMANDS as EXERCISES
 from lm_from_scratch.program import MODULE, PROGRAM
-
-COMMANDS = {
-    "train": "train a GPT-2 or a Qwen2 on text",
-    "generate": "let a model continue a text",
-    "classify": "let a model label texts",
-    "quantize": "write a model with weights of 8 or 4 bits",
-    "convert": "write a model in another dtype, or in smaller files",
-    "describe": "which ideas the model of a config.json uses",
-    "doctor": "what runs here, and how to fix what does not",
-}
 
 #: How writing fails: no room, a file that may not grow, a device or a terminal that is gone.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
-def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The argument parser, with examples for every command that has options.
-
-    Only the command that ``words`` begin with is imported; without words, all are.
-    """
-    keep = argparse.RawDescriptionHelpFormatter
+def parser() -> argparse.ArgumentParser:
+    """The argument parser; what a command does is imported when it runs."""
     top = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Train a small language model, let one speak, shrink one, and check what runs "
         "here.",
     )
     commands = top.add_subparsers(required=True, metavar="command")
-    for name, text in COMMANDS.items():
-        p = commands.add_parser(name, help=text, formatter_class=keep)
-        p.register("type", None, as_text)  # of options without a type: paths have one
-        if not words or words[0] == name:
-            command = import_module(f"lm_from_scratch.commands.{name}")
-            p.set_defaults(run=command.run)
-            command.add_options(p)
-    if not words or words[0] not in COMMANDS:
-        from lm_from_scratch.exercises.commands import add_commands
-
-        add_commands(commands, keep)
-    for p in commands.choices.values():
-        p.epilog = p.epilog and p.epilog.replace(MODULE, PROGRAM)
+    for name, command in {**MODELS, **EXERCISES}.items():
+        command.add_to(
+            commands.add_parser(
+                name,
+                help=command.summary,
+                description=command.description or f"{command.summary}.",
+                epilog=command.examples.replace(MODULE, PROGRAM),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )
     return top
-
-
-def as_text(word: str) -> str:
-    """An argument as UTF-8, where the locale has made something else of it; a path must stay as it
-    is. What is no UTF-8 stays too: the tokenizer says so."""
-    with contextlib.suppress(UnicodeError):
-        return os.fsencode(word).decode()
-    return word
 
 
 def take_any_text() -> None:
@@ -92,9 +68,12 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if sys.stdout is None:
                 raise ValueError("the output is closed")
-            args = parser(words).parse_args(words)
+            args = parser().parse_args(words)
+            options = args.command.options_of(args)
+            module, _, function = args.command.run.partition(":")
+            run = getattr(import_module(module), function)
             signals.handle(signals.raise_ended)
-            return args.run(args)
+            return run(options)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # a full disk is met here, not after the end

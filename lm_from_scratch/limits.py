@@ -16,6 +16,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 LARGEST = 2**31
 
 
+def _as_field(name: str, value: str) -> str:
+    return f"{name}={value}"
+
+
 @dataclass(frozen=True)
 class Limit:
     """What must hold of a value, and the words for it: ``NAME=VALUE`` stands in front of them."""
@@ -24,23 +28,26 @@ class Limit:
     holds: Callable[..., bool]
     beside: str | None = None  # the field that `holds` is given too, and that `words` may name
 
-    def check(self, name: str, numbers: Mapping[str, Any]) -> None:
+    def check(
+        self, name: str, numbers: Mapping[str, Any], called: Callable[[str, str], str] = _as_field
+    ) -> None:
         """Raises ``ValueError`` if this does not hold of the one called ``name``."""
         others = {self.beside: numbers[self.beside]} if self.beside else {}
         if None not in others.values() and not self.holds(numbers[name], *others.values()):
             words = self.words.format_map(others) if others else self.words
-            raise ValueError(f"{name}={shown(numbers[name])} {words}")
+            raise ValueError(f"{called(name, shown(numbers[name]))} {words}")
 
 
-def check(config: Any, where: str = "") -> None:
+def check(config: Any, where: str = "", called: Callable[[str, str], str] = _as_field) -> None:
     """Raises ``ValueError`` for the first field of a dataclass that is not what its type says;
-    ``where`` stands in front. Limits that look at another field come last."""
+    ``where`` stands in front, and ``called`` writes name and value. Limits that look at another
+    field come last."""
     numbers = vars(config)
     said = [f for f in fields(config) if numbers[f.name] is not None or not _may_be_none(f.type)]
     limits = [(field.name, limit) for field in said for limit in limits_of(field.type)]
     try:
         for name, limit in sorted(limits, key=lambda pair: pair[1].beside is not None):
-            limit.check(name, numbers)
+            limit.check(name, numbers, called)
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
 

@@ -5,7 +5,6 @@ Each is prepared from a file of examples, or from one of the tasks that the pack
 model comes from a folder (``--from``), or is a new one.
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lm_from_scratch.checkpoint.published import Published, end_tokens
-from lm_from_scratch.commands.options import option
 from lm_from_scratch.commands.prepared import (
     Prepared,
     model_of,
     refuse_other_text,
     tokenizer_for,
 )
+from lm_from_scratch.commands.train_options import Dpo, Grpo, Sft, TrainOptions
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.models.interface import CausalLM
@@ -44,8 +43,6 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.pairs import PairBatches, preferred
 from lm_from_scratch.training.rollouts import Question, Rollouts, mean_reward
 
-#: The ways, by their option, and the numbers that belong to each alone.
-NUMBERS = {"sft": (), "dpo": ("beta",), "grpo": ("group_size", "kl", "max_new_tokens")}
 #: So many questions of a task are asked in turn, and so many held-out ones at the end.
 ASKED, HELD_OUT = 10_000, 500
 
@@ -53,53 +50,21 @@ T = TypeVar("T")
 Row = Mapping[str, Any]
 
 
-def check_answers(args: argparse.Namespace) -> None:
-    """Refuse options that do not fit the way in which a run learns."""
-    given = vars(args)
-    way = next((name for name in NUMBERS if name in given), None)
-    for other, names in NUMBERS.items():
-        for name in names:
-            if name in given and other != way:
-                raise ValueError(f"{option(name)} {given[name]} is for {option(other)}")
-    if way is None:
-        return
-    if "from" not in given:
-        raise ValueError(f"{option(way)} is for a model that can write already: give --from")
-    refused: dict[str, Any] = {
-        "corpus": None,
-        "classify": None,
-        "kernels": False,
-        "no_isolate": False,
-    }
-    if way != "sft":
-        refused["chunked_loss"] = False
-    if way == "grpo":
-        refused["eval_every"] = 0  # every step says the reward
-    if way == "grpo" and args.parallel == "fsdp":
-        raise ValueError(
-            "--grpo needs the whole model in every process, to write answers with: give "
-            "--parallel ddp"
-        )
-    for name, off in refused.items():
-        if given.get(name, off) != off:
-            raise ValueError(f"{option(name)} is not for {option(way)}")
-
-
-def instructions(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+def instructions(out: Path, options: TrainOptions, way: Sft, group: Processes) -> Prepared:
     """A model that learns answers from a file of examples."""
-    tokenizer, model, published = tokenizer_and_model(out, args, group)
+    tokenizer, model, published = tokenizer_and_model(out, options, group)
 
     def learned(row: Row) -> Answered:
         one = example(tokenizer, row)
-        check_lengths([one], args.block_size)
+        check_lengths([one], options.steps.block_size)
         return one
 
-    rows = read_rows(args.sft)
-    sides = sides_of(args.sft, rows, args, learned)
-    sizes = dict(batch_size=args.batch_size, block_size=args.block_size)
-    with about(args.sft):
-        batches = AnswerBatches(sides[0], tokenizer, seed=args.seed, **sizes)
-        sizes["batch_size"] = min(args.batch_size, len(sides[1]))
+    rows = read_rows(way.sft)
+    sides = sides_of(way.sft, rows, options, learned)
+    sizes = dict(batch_size=options.steps.batch_size, block_size=options.steps.block_size)
+    with about(way.sft):
+        batches = AnswerBatches(sides[0], tokenizer, seed=options.run.seed, **sizes)
+        sizes["batch_size"] = min(options.steps.batch_size, len(sides[1]))
         held_out = AnswerBatches(sides[1], tokenizer, **sizes)
     published = ending_turns(model, tokenizer, published, sides[0])
     refuse_other_text(out, batches.key)
@@ -108,24 +73,24 @@ def instructions(out: Path, args: argparse.Namespace, group: Processes) -> Prepa
     return Prepared(tokenizer, model, published, batches, evaluated, said, ask=ask)
 
 
-def preferences(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+def preferences(out: Path, options: TrainOptions, way: Dpo, group: Processes) -> Prepared:
     """A model that learns from pairs of answers; its reference is the model of ``--from``."""
-    refuse_auto(args, "--dpo")
-    tokenizer, model, published = tokenizer_and_model(out, args, group)
+    tokenizer, model, published = tokenizer_and_model(out, options, group)
 
     def learned(row: Row) -> tuple[Answered, Answered]:
         both = pair(tokenizer, row)
-        check_lengths(both, args.block_size)
+        check_lengths(both, options.steps.block_size)
         return both
 
-    rows = read_rows(args.dpo)
-    sides = sides_of(args.dpo, rows, args, learned)
-    numbers = {"beta": args.beta} if "beta" in args else {}
-    numbers["dtype"] = args.dtype
-    sizes = dict(batch_size=args.batch_size, block_size=args.block_size)
-    with about(args.dpo):
-        batches = PairBatches(sides[0], tokenizer, model, seed=args.seed, **sizes, **numbers)
-        sizes["batch_size"] = min(args.batch_size, len(sides[1]))
+    rows = read_rows(way.dpo)
+    sides = sides_of(way.dpo, rows, options, learned)
+    numbers: dict[str, Any] = {"beta": way.beta, "dtype": options.steps.dtype}
+    sizes: dict[str, Any] = dict(
+        batch_size=options.steps.batch_size, block_size=options.steps.block_size
+    )
+    with about(way.dpo):
+        batches = PairBatches(sides[0], tokenizer, model, seed=options.run.seed, **sizes, **numbers)
+        sizes["batch_size"] = min(options.steps.batch_size, len(sides[1]))
         held_out = PairBatches(sides[1], tokenizer, model, **sizes, **numbers)
     refuse_other_text(out, batches.key)
 
@@ -140,16 +105,14 @@ def preferences(out: Path, args: argparse.Namespace, group: Processes) -> Prepar
     )
 
 
-def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+def rewards(out: Path, options: TrainOptions, way: Grpo, group: Processes) -> Prepared:
     """A model that learns from the rewards of its own answers."""
-    if vars(args).get("kl"):
-        refuse_auto(args, "--kl")
-    tokenizer, model, published = tokenizer_and_model(out, args, group)
+    tokenizer, model, published = tokenizer_and_model(out, options, group)
     asked: list[Question] = []
     held_out: list[Question] = []
-    for name in args.grpo:
+    for name in way.grpo:
         if name in tasks.TASKS:
-            sides = task_questions(name, tokenizer, args)
+            sides = task_questions(name, tokenizer, options)
             ids = [token for token in sides[1][-1].ids if token != tokenizer.eos_token_id]
             ask = asking({"prompt": tokenizer.decode(ids)})
         else:
@@ -158,25 +121,26 @@ def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
                     f"there is no file {shown(name)}; the tasks are {', '.join(tasks.TASKS)}"
                 )
             rows = read_rows(name)
-            sides = sides_of(name, rows, args, partial(question_of, tokenizer))
+            sides = sides_of(name, rows, options, partial(question_of, tokenizer))
             examples = [example(tokenizer, row) for row in rows]
             published = ending_turns(model, tokenizer, published, examples)
             ask = asking(rows[0])
         asked += sides[0]
         held_out += sides[1]
     prompts = json.dumps([question.ids for question in asked])
-    key = hashlib.sha256(f"{tokenizer.backend.to_str()}{args.grpo}{prompts}".encode()).hexdigest()
-    numbers = {name: vars(args)[name] for name in NUMBERS["grpo"] if name in args}
+    key = hashlib.sha256(f"{tokenizer.backend.to_str()}{[*way.grpo]}{prompts}".encode()).hexdigest()
     batches = Rollouts(
         asked,
         tokenizer,
         model,
         key,
-        args.batch_size,
+        options.steps.batch_size,
         stop_tokens=end_tokens(model, tokenizer, published),
-        seed=args.seed,
-        dtype=args.dtype,
-        **numbers,
+        seed=options.run.seed,
+        dtype=options.steps.dtype,
+        group_size=way.group_size,
+        kl=way.kl,
+        max_new_tokens=way.max_new_tokens,
     )
     refuse_other_text(out, key)
     before = mean_reward(batches, held_out)
@@ -193,28 +157,19 @@ def rewards(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
     return Prepared(tokenizer, model, published, batches, [], said, batches.loss, result, ask)
 
 
-def refuse_auto(args: argparse.Namespace, way: str) -> None:
-    """Refuse a dtype that is chosen later: the reference speaks before, and must compute alike."""
-    if args.dtype == "auto":
-        raise ValueError(
-            f"--dtype auto is not for {way}, whose reference is asked before the choice: give "
-            "--dtype float32 or bfloat16"
-        )
-
-
 def tokenizer_and_model(
-    out: Path, args: argparse.Namespace, group: Processes
+    out: Path, options: TrainOptions, group: Processes
 ) -> tuple[Tokenizer, CausalLM, Published]:
     """Those of ``--from``, and what is published with them."""
     with group.first_alone():  # it may have to be fetched
-        tokenizer = tokenizer_for(out, args, group, [])
-        checkpoint = model_of(args, tokenizer, group)
+        tokenizer = tokenizer_for(out, options, group, [])
+        checkpoint = model_of(options, tokenizer, group)
     assert not isinstance(checkpoint.model, Classifier)
     return tokenizer, checkpoint.model, checkpoint.published
 
 
 def sides_of(
-    file: str, rows: Sequence[Row], args: argparse.Namespace, make: Callable[[Row], T]
+    file: str, rows: Sequence[Row], options: TrainOptions, make: Callable[[Row], T]
 ) -> tuple[list[T], list[T]]:
     """What the rows of a file become: those to learn from, and those that are held out. Raises
     ``ValueError`` with the number of a row that is wrong, and the row."""
@@ -223,7 +178,7 @@ def sides_of(
         with about(f"{file}, example {number}", f": {shown(row)}"):
             found[id(row)] = make(row)
     with about(file):
-        learn, held_out = split_rows(rows, args.held_out)
+        learn, held_out = split_rows(rows, options.run.held_out)
     return [found[id(row)] for row in learn], [found[id(row)] for row in held_out]
 
 
@@ -237,21 +192,21 @@ def about(what: str, more: str = "") -> Iterator[None]:
 
 
 def task_questions(
-    name: str, tokenizer: Tokenizer, args: argparse.Namespace
+    name: str, tokenizer: Tokenizer, options: TrainOptions
 ) -> tuple[list[Question], list[Question]]:
     """Questions of a task, of the sizes of its training text: some to learn from, some held out."""
-    drawn = tasks.questions(name, random.Random(f"rewards of {name}, {args.seed}"))
+    drawn = tasks.questions(name, random.Random(f"rewards of {name}, {options.run.seed}"))
     sides: tuple[dict[str, None], dict[str, None]] = ({}, {})
     for question in islice(drawn, 30 * ASKED):  # of few different ones, all are found
-        held_out = tasks.is_held_out(name, question, args.held_out)
+        held_out = tasks.is_held_out(name, question, options.run.held_out)
         if len(sides[held_out]) < (HELD_OUT if held_out else ASKED):
             sides[held_out][question] = None
         if len(sides[0]) == ASKED and len(sides[1]) == HELD_OUT:
             break
     if not all(sides):
         raise ValueError(
-            f"--held-out {args.held_out} leaves {len(sides[0])} questions of {name} to learn from, "
-            f"and {len(sides[1])} held out"
+            f"--held-out {options.run.held_out} leaves {len(sides[0])} questions of {name} to "
+            f"learn from, and {len(sides[1])} held out"
         )
 
     def ask(question: str) -> Question:

@@ -1,6 +1,5 @@
 """``classify``: a model says what a text is."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -10,34 +9,39 @@ from tqdm import tqdm
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import labels
 from lm_from_scratch.checkpoint.weights import load_checkpoint
-from lm_from_scratch.commands.generate import check_together, tokenizer_of
-from lm_from_scratch.commands.options import device_named, lines_of, not_empty
-from lm_from_scratch.commands.speed import MANY, add_layout_options, in_dtype, make_fast, note
+from lm_from_scratch.commands.loading import (
+    check_together,
+    device_named,
+    lines_of,
+    tokenizer_of,
+)
+from lm_from_scratch.commands.options import ClassifyOptions
+from lm_from_scratch.commands.speed import MANY, in_dtype, make_fast, note
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: ClassifyOptions) -> int:
     """Print a line for each text, as soon as it is known."""
-    if bool(args.texts) == bool(args.file):
+    if bool(options.texts) == bool(options.file):
         raise ValueError("give texts, or --file with a text in each line")
-    if not all(text.strip() for text in args.texts):
-        raise ValueError(f"a TEXT is empty: {args.texts}")
-    if args.file == "-" and sys.stdin is None:
+    if not all(text.strip() for text in options.texts):
+        raise ValueError(f"a TEXT is empty: {[*options.texts]}")
+    if options.file == "-" and sys.stdin is None:
         raise ValueError("--file -: the input is closed")
-    folder = local_folder(args.model)
+    folder = local_folder(options.model)
     checkpoint = load_checkpoint(folder, "classifier")
-    model, published = checkpoint.model.to(device_named(args.device)), checkpoint.published
+    model, published = checkpoint.model.to(device_named(options.device)), checkpoint.published
     if not isinstance(model, SequenceClassifier):
         raise ValueError(f"{folder} holds a {type(model).__name__}, which labels tokens, not texts")
-    in_dtype(model, args.dtype, MANY)  # about as many as a text has tokens
-    layout = make_fast(model, args, MANY)
+    in_dtype(model, options.dtype, MANY)  # about as many as a text has tokens
+    layout = make_fast(model, options, MANY)
     tokenizer, names = tokenizer_of(folder), labels(model, published)
     check_together(tokenizer, model.backbone.config, folder)
     problem = published.config.get("problem_type")
-    without_bar = bool(args.texts) or args.quiet or sys.stdout.isatty() or sys.stderr is None
-    texts = tqdm(args.texts or lines_of(args.file), unit="text", disable=without_bar)
+    without_bar = bool(options.texts) or options.quiet or sys.stdout.isatty() or sys.stderr is None
+    texts = tqdm(options.texts or lines_of(str(options.file)), unit="text", disable=without_bar)
     for logits in answers(model, tokenizer, texts):
         print("" if logits is None else line_of(logits, names, problem), flush=True)
     note(layout)
@@ -71,27 +75,3 @@ def line_of(logits: torch.Tensor, names: list[str], problem: str | None) -> str:
         return "\t".join(f"{name}\t{p:.4f}" for name, p in zip(names, shares, strict=True))
     share, best = logits.softmax(0).max(0)
     return f"{names[int(best)]}\t{share:.4f}"
-
-
-EXAMPLES = """examples
-  python -m lm_from_scratch classify --model run/model "the parcel never came"
-  python -m lm_from_scratch classify --model path/or/hub-name --file mails.txt > labels.tsv
-
-what is printed for each text, a line for each line of the file
-  a label, a tab, and how sure the model is; of a model whose labels exclude nothing (multi-label)
-  all labels so; of one that gives numbers (regression) the numbers. train --classify makes models
-  that give one label.
-"""
-
-
-def add_options(p: argparse.ArgumentParser) -> None:
-    """A classifier, and texts."""
-    p.description, p.epilog = "Label texts with a GPT-2 or a Qwen2 that classifies.", EXAMPLES
-    p.add_argument("texts", nargs="*", metavar="TEXT", help="a text to label")
-    p.add_argument("--model", required=True, type=not_empty, help="a folder, or a name on the hub")
-    p.add_argument(
-        "--file", type=not_empty, help="with a text in each line; - is what is typed or piped"
-    )
-    p.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
-    add_layout_options(p)
-    p.add_argument("--quiet", action="store_true", help="no progress bar")

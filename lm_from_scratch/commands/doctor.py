@@ -1,6 +1,5 @@
 """``doctor``: what runs here, and how to fix what does not."""
 
-import argparse
 import importlib.metadata
 import math
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.commands.options import DoctorOptions
 from lm_from_scratch.generation.generate import forward_seconds
 from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.instruments.layout import time_products
@@ -50,11 +50,7 @@ def note(what: str) -> Finding:
     return Finding(None, what)
 
 
-def add_options(p: argparse.ArgumentParser) -> None:
-    """None."""
-
-
-def run(args: argparse.Namespace) -> int:
+def run(options: DoctorOptions) -> int:
     """Print what was found, and for each thing that is missing what to do about it."""
     problems = 0
     for part in (software, machine, models):

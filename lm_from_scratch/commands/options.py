@@ -1,125 +1,269 @@
-"""Options of a command, made from the fields of the dataclass that they fill."""
+"""What each command takes: a frozen dataclass of options, a description, examples.
 
-import argparse
-import inspect
-import os
+What ``train`` takes is in ``train_options`` and ``presets``.
+"""
+
 import re
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
-from itertools import chain
-from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from argparse import ArgumentTypeError
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
 
-import torch
+from lm_from_scratch.commands.fields import Command, Name, Options, option
+from lm_from_scratch.commands.presets import TRAIN
+from lm_from_scratch.limits import Count, Whole
 
-from lm_from_scratch.checkpoint.folders import shipped
-from lm_from_scratch.models.interface import CausalLM
-
-KERNELS_HELP = "compute with Triton kernels, on a CUDA device"
+SHIPPED = "gpt2-docs, qwen2-docs, tasks or worlds"
 
 
-def add_fields(
-    p: argparse.ArgumentParser,
-    config: type,
-    names: Iterable[str],
-    choices: Mapping[str, Collection[str]] | None = None,
-    **defaults: Any,
-) -> None:
-    """Options for the fields ``names`` of a dataclass.
-
-    Name, type and default are the field's. The help is the comment beside it, up to a bracket.
-    ``choices`` are the words that a plain ``str`` may be. ``defaults`` are shown instead of the
-    field's own; None shows none. What is not given is not in the parsed arguments, so that the
-    dataclass decides.
-    """
-    comment = r"^    (\w+): .*?  # (.+?)(?: \(.*\))?$"
-    text = dict(re.findall(comment, inspect.getsource(config), re.M))
-    known = {field.name: field for field in fields(config)}
-    for name in names:
-        field = known[name]
-        kind, *others = get_args(field.type) or (field.type,)  # of `Count | None`: Count
-        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # and of that: int
-        help = text.get(name, "").replace("_", "-")
-        if kind is bool:
-            p.add_argument(option(name), dest=name, action="store_true", help=help)
-            continue
-        words: Any = (choices or {}).get(name)
-        if isinstance(kind, str):  # Literal["a", "b"]
-            kind, words = str, (kind, *others)
-        default = defaults.get(name, field.default)
-        if default not in (None, MISSING):
-            help += f"; default: {default}"
-        p.add_argument(
-            option(name), dest=name, type=kind, choices=words, default=argparse.SUPPRESS, help=help
-        )
+# ------------------------------------------------------------------------- a model that answers
 
 
-def given(args: argparse.Namespace, config: type) -> dict[str, Any]:
-    """The fields of a dataclass that the command line says."""
-    names = {field.name for field in fields(config)}
-    return {name: value for name, value in vars(args).items() if name in names}
+@dataclass(frozen=True, kw_only=True)
+class SpeedOptions(Options):
+    """How a model computes that only answers."""
+
+    device: str = option("cpu or cuda", "cpu")
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto: float32, or bfloat16 if the model is stored so and is measured to be faster", "auto"
+    )
+    layout: Literal["measured", "rows", "columns", "packed", "off"] = option(
+        "how weights lie in memory: what is measured to be the fastest, or one for all, or off: as "
+        "they come",
+        "measured",
+    )
 
 
-def option(name: str) -> str:
-    """How the command line calls a value."""
-    return "--galore-scale" if name == "scale" else "--" + name.replace("_", "-")
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(SpeedOptions):
+    """A model, a prompt, and how the next tokens are chosen."""
+
+    model: Name = option(f"{SHIPPED}, which come with the package, or a folder, or a name on the "
+                         "hub", "gpt2-docs")  # fmt: skip
+    prompt: str = option("text to continue; default: a new document", "")
+    prompts: Name | None = option(
+        "many texts to continue, one a line, together; - reads them from the input", None,
+        metavar="FILE",
+    )  # fmt: skip
+    start: Literal["rule", "end", "nothing"] = option(
+        "what stands in front of the prompt: what the tokenizer's rule says, the end token, as "
+        "between documents, or nothing",
+        "rule",
+    )
+    ignore_eos: bool = option("go on after an end token, to --max-new-tokens", False)
+    chat: bool = option(
+        "turns from the terminal, by the tokenizer's chat template; Ctrl-C ends an answer, Ctrl-D "
+        "the chat",
+        False,
+    )
+    system: str = option("of a chat: what it is told first", "", metavar="TEXT")
+    max_new_tokens: Count | None = option(
+        "default: 100, in a chat 1000, or what fits the model", None
+    )
+    temperature: float = option("0 is greedy: the likeliest token", 0.8)
+    top_k: int = option("0 is off", 0)
+    top_p: float = option("1 is off", 0.95)
+    min_p: float = option("0 is off", 0.0)
+    typical_p: float = option("1 is off", 1.0)
+    repetition_penalty: float = option("1 is off", 1.0)
+    no_repeat_ngram: Whole = option("0 is off", 0)
+    stop: tuple[str, ...] = option("end before one of these", (), metavar="TEXT")
+    num_return_sequences: int = option("how many texts", 1)
+    num_beams: Whole = option(
+        "beam search, which draws nothing, so what bends the draw has no effect; 0 is off", 0
+    )
+    length_penalty: float = option("of beam search", 1.0)
+    seed: Whole = option("same seed, same text", 0)
+    kernels: bool = option("compute with Triton kernels, on a CUDA device", False)
+
+    def __post_init__(self) -> None:
+        """Refuses what means nothing together."""
+        super().__post_init__()
+        if self.num_beams and self.stop:
+            raise ValueError(
+                f"--stop {self.stop[0]!r} is not for --num-beams, which ranks whole texts"
+            )
+        if self.system and not self.chat:
+            raise ValueError(f"--system {self.system!r} is for --chat")
+        many = "--chat" if self.chat else "--prompts" if self.prompts else ""
+        for name, off in (("prompt", ""), ("num_beams", 0), ("num_return_sequences", 1)):
+            if many and (value := vars(self)[name]) != off:
+                raise ValueError(f"{self.flag(name)} {value} is not for {many}")
+        if self.chat and self.prompts:
+            raise ValueError(f"--prompts {self.prompts} is not for --chat")
 
 
-def not_empty(text: str) -> str:
-    """An option's value that must not be empty: an empty path would be the folder one is in."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("an empty name; a dot is the folder that you are in")
-    return text
+GENERATE = Command(
+    "let a model continue a text",
+    (GenerateOptions,),
+    "lm_from_scratch.commands.generate:run",
+    description="Let a model continue a text, or talk to one. A text begins as the tokenizer's own "
+    "rule\nsays, and ends at the end tokens that the model's folder names; --start and "
+    "--ignore-eos\nchange that.",
+    examples="""examples
+  python -m lm_from_scratch generate --prompt "Return the number of"
+  python -m lm_from_scratch generate --prompt "json.dumps(obj)" --temperature 0
+  python -m lm_from_scratch generate --model qwen2-docs --prompt "class Stack:"
+  python -m lm_from_scratch generate --model tasks --prompt "add:47+38=" --temperature 0
+  python -m lm_from_scratch generate --prompt "The" --num-beams 4 --no-repeat-ngram 3
+  python -m lm_from_scratch generate --prompt "The" --stop $'\\n\\n' "Note:"
+  python -m lm_from_scratch generate --prompts beginnings.txt --max-new-tokens 40
+  python -m lm_from_scratch generate --model path/or/hub-name --prompt "Hello" --top-p 0.9
+  python -m lm_from_scratch generate --model path/or/hub-name --chat --system "Answer in verse."
+
+how to choose
+  temperature   0 always takes the likeliest token; 1 draws from the model's own distribution
+  top-k, top-p  cut the tail of unlikely tokens off: by number, by probability
+  num-beams     the likeliest text instead of a drawn one: short, safe, often repetitive
+  min-p         cut off what is less likely than this share of the likeliest token
+  typical-p     keep the tokens whose surprise is nearest to the mean
+""",
+)
 
 
-def positive(text: str) -> int:
-    """An option's value that must be a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+@dataclass(frozen=True, kw_only=True)
+class ClassifyOptions(SpeedOptions):
+    """A classifier, and texts."""
+
+    texts: tuple[str, ...] = option("a text to label", (), positional=True,
+                                    metavar="TEXT")  # fmt: skip
+    model: Name = option("a folder, or a name on the hub")
+    file: Name | None = option("with a text in each line; - is what is typed or piped", None)
+    quiet: bool = option("no progress bar", False)
 
 
-def device_named(name: str) -> str:
-    """``name`` if torch has such a device here."""
-    try:
-        torch.zeros(1, device=name).item()  # of "meta", numbers cannot be read
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {name} cannot be used here: {reason}") from error
-    return name
+CLASSIFY = Command(
+    "let a model label texts",
+    (ClassifyOptions,),
+    "lm_from_scratch.commands.classify:run",
+    description="Label texts with a GPT-2 or a Qwen2 that classifies.",
+    examples="""examples
+  python -m lm_from_scratch classify --model run/model "the parcel never came"
+  python -m lm_from_scratch classify --model path/or/hub-name --file mails.txt > labels.tsv
+
+what is printed for each text, a line for each line of the file
+  a label, a tab, and how sure the model is; of a model whose labels exclude nothing (multi-label)
+  all labels so; of one that gives numbers (regression) the numbers. train --classify makes models
+  that give one label.
+""",
+)
 
 
-def use_kernels(model: CausalLM) -> None:
-    """Make the model compute with Triton kernels, or say why it cannot."""
-    try:
-        from lm_from_scratch.kernels.model import use_kernels_
-    except ImportError as error:
-        raise ValueError(
-            f"--kernels need Triton (pip install triton, on Linux): {error}"
-        ) from error
-    use_kernels_(model)
+# ---------------------------------------------------------------------------- a model made anew
 
 
-def new_folder(out: str, source: str | Path | None = None) -> Path:
-    """The folder of a new model. Raises ``ValueError`` for that of its ``source``, and for a name
-    that models of the package have: a folder here would stand in their place."""
-    if source is not None and os.path.realpath(source) == os.path.realpath(out):
-        raise ValueError(f"--out {out} is the model itself; give another folder")
-    if out in shipped():
-        raise ValueError(f"--out {out}: a model of the package has that name; give another")
-    return Path(out)
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions(Options):
+    """A model, a folder for the new one, and what it holds."""
+
+    model: Name = option(f"{SHIPPED}, or a folder, or a name on the hub", positional=True)
+    out: Name = option("folder of the new model")
+    bits: Literal[8, 4] = option("of a weight", 8)
+    group_size: Count | None = option(
+        "numbers that share a scale; default: a row with 8 bits, 64 with 4", None
+    )
+    weight_only: bool = option(
+        "with 8 bits: do not round activations; as fast for one token, slower for many", False
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = option(
+        "of scales, of all other weights and of products; default: bfloat16, which is fastest",
+        "bfloat16",
+    )
 
 
-def lines_of(file: str) -> Iterator[str]:
-    """The lines of a file; of ``-``, what is typed or piped. Raises ``ValueError`` for bytes that
-    are no text."""
-    try:
-        if file == "-":
-            first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
-            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line)
-            return
-        with open(Path(file), encoding="utf-8-sig") as lines:
-            yield from (line.rstrip("\n") for line in lines)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text: {error}") from error
+QUANTIZE = Command(
+    "write a model with weights of 8 or 4 bits",
+    (QuantizeOptions,),
+    "lm_from_scratch.commands.quantize:run",
+    description="Write a model with weights of 8 or 4 bits, which generate --model reads.",
+    examples="""examples
+  python -m lm_from_scratch quantize gpt2-docs --bits 8 --out build/int8
+  python -m lm_from_scratch quantize path/or/hub-name --bits 4 --group-size 32 --out build/int4
+""",
+)
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def size(text: str) -> int:
+    """An option's value that must be a number of bytes, like 500M or 2GB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.upper())
+    bytes_ = int(Fraction(found[1]) * UNITS[found[2]]) if found else 0
+    if bytes_ < 1:
+        raise ArgumentTypeError(f"{text!r} is no size like 500M or 2GB")
+    return bytes_
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(Options):
+    """A model, a folder for the new one, and what changes."""
+
+    model: Name = option("a folder, or a name on the hub", positional=True)
+    out: Name = option("folder of the new model")
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = option(
+        "of the weights; default: as they are", None
+    )
+    max_shard: int = option(
+        "largest file of weights, like 500M or 2GB (K is 1000; a tensor stays whole); default: 5GB",
+        5 * UNITS["G"], type=size, metavar="SIZE",
+    )  # fmt: skip
+    quiet: bool = option("no progress bar", False)
+
+
+CONVERT = Command(
+    "write a model in another dtype, or in smaller files",
+    (ConvertOptions,),
+    "lm_from_scratch.commands.convert:run",
+    description="Write a model, or a classifier, in another dtype or in files of another size, "
+    "with its\ntokenizer, its chat templates and all that its config files say; other files, a "
+    "README\nsay, stay behind. quantize makes weights of 8 or 4 bits.",
+    examples="""examples
+  python -m lm_from_scratch convert path/or/hub-name --dtype bfloat16 --out build/half
+  python -m lm_from_scratch convert run/model --max-shard 200M --out build/parts
+""",
+)
+
+
+# -------------------------------------------------------------------------- what is there, here
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeOptions(Options):
+    """A folder, or the file itself."""
+
+    model: Name = option("a folder with a config.json, or such a file", positional=True)
+
+
+DESCRIBE = Command(
+    "which ideas the model of a config.json uses",
+    (DescribeOptions,),
+    "lm_from_scratch.commands.describe:run",
+    description="Say which ideas a model uses, with the keys of its config.json that say so, and "
+    "the page\nof the course on each. The weights are not read, and the model need not be one that "
+    "this\npackage can load.",
+    examples="""examples
+  python -m lm_from_scratch describe qwen2-docs
+  python -m lm_from_scratch describe path/to/model
+  python -m lm_from_scratch describe downloads/config.json
+""",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(Options):
+    """None."""
+
+
+COMMANDS = {
+    "train": TRAIN,
+    "generate": GENERATE,
+    "classify": CLASSIFY,
+    "quantize": QUANTIZE,
+    "convert": CONVERT,
+    "describe": DESCRIBE,
+    "doctor": Command(
+        "what runs here, and how to fix what does not",
+        (DoctorOptions,),
+        "lm_from_scratch.commands.doctor:run",
+    ),
+}

@@ -4,7 +4,6 @@ A model is new, or comes from a folder (``--from``); it continues texts, or clas
 (``--classify``).
 """
 
-import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +19,15 @@ from lm_from_scratch.checkpoint.folders import local_folder, read_json
 from lm_from_scratch.checkpoint.published import NOTHING, Published, labels, read_published
 from lm_from_scratch.checkpoint.state import SAID
 from lm_from_scratch.checkpoint.weights import Checkpoint, load_checkpoint
-from lm_from_scratch.commands.generate import check_together, tokenizer_of
-from lm_from_scratch.commands.options import option, use_kernels
+from lm_from_scratch.commands.loading import check_together, tokenizer_of, use_kernels
+from lm_from_scratch.commands.train_options import (
+    Classify,
+    FromFolder,
+    NewModel,
+    Pretrain,
+    StepOptions,
+    TrainOptions,
+)
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.interface import CausalLM
@@ -39,12 +45,6 @@ from lm_from_scratch.training.objective import Objective
 from lm_from_scratch.training.train import Batches
 from lm_from_scratch.weights.quantize import quantized_weights
 
-#: What a folder decides: options that make a new model.
-SIZES = (
-    "architecture", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "intermediate_size",
-    "initializer_range", "tokenizer", "chat_tokens",
-)  # fmt: skip
-
 
 @dataclass
 class Prepared:
@@ -61,45 +61,31 @@ class Prepared:
     ask: str = "--prompt The"  # words for ``generate``, or ``classify``, that try what was trained
 
 
-def refuse_sizes(args: argparse.Namespace) -> None:
-    """Refuse options that a folder, or a file of labelled texts, decides."""
-    given = vars(args)
-    for name in SIZES:
-        if "from" in given and given.get(name) is not None:
-            raise ValueError(f"{option(name)} {given[name]} is not for --from: the folder says it")
-    for name, off in (("corpus", None), ("kernels", False), ("chunked_loss", False)):
-        if "classify" in given and given.get(name, off) not in (off, None):
-            raise ValueError(f"{option(name)} is not for --classify")
+@cache
+def source_of(start: FromFolder) -> Path:
+    """The folder of a model; found once, since each time a name on the hub asks the network."""
+    return local_folder(start.from_)
 
 
-def source_of(args: argparse.Namespace) -> Path | None:
-    """The folder of the model to begin with, if it is not a new one."""
-    return _found(vars(args)["from"]) if "from" in args else None
-
-
-#: Found once: each time, a name on the hub asks the network.
-_found = cache(local_folder)
-
-
-def config_in(folder: Path) -> Config:
+def config_in(start: FromFolder) -> Config:
     """The sizes of a model on disk."""
-    return read_published(folder)[1]
+    return read_published(source_of(start))[1]
 
 
-def continuation(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+def continuation(out: Path, options: TrainOptions, way: Pretrain, group: Processes) -> Prepared:
     """A model that continues texts."""
-    train_documents, held_out_documents = load_split(args.corpus, args.held_out)
-    isolate = not args.no_isolate
+    run, steps, isolate = options.run, options.steps, not way.no_isolate
+    train_documents, held_out_documents = load_split(way.corpus, run.held_out)
     with group.first_alone():
-        tokenizer = tokenizer_for(out, args, group, [d.text for d in train_documents])
+        tokenizer = tokenizer_for(out, options, group, [d.text for d in train_documents])
         refuse_other_text(out, text_key(train_documents, tokenizer))
-        checkpoint = model_of(args, tokenizer, group)
+        checkpoint = model_of(options, tokenizer, group)
         if group.rank == 0:
             tokenizer.save(out)
         train_file = write_tokens(train_documents, tokenizer, out / "data" / "train.bin")
         held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
-    batches = PackedBatches(train_file, args.batch_size, args.block_size, args.seed, isolate)
-    held_out = list(sequential_batches(held_out_file, args.batch_size, args.block_size, isolate))
+    batches = PackedBatches(train_file, steps.batch_size, steps.block_size, run.seed, isolate)
+    held_out = list(sequential_batches(held_out_file, steps.batch_size, steps.block_size, isolate))
     said = (
         f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
         f"{held_out_file.n_tokens} held out"
@@ -107,22 +93,24 @@ def continuation(out: Path, args: argparse.Namespace, group: Processes) -> Prepa
     return Prepared(tokenizer, checkpoint.model, checkpoint.published, batches, held_out, said)
 
 
-def classification(out: Path, args: argparse.Namespace, group: Processes) -> Prepared:
+def classification(out: Path, options: TrainOptions, way: Classify, group: Processes) -> Prepared:
     """A model that classifies texts."""
-    rows = read_labelled(args.classify)
-    sides = split_labelled(rows, args.held_out)
+    run, steps = options.run, options.steps
+    rows = read_labelled(way.classify)
+    sides = split_labelled(rows, run.held_out)
     with group.first_alone():
-        tokenizer = tokenizer_for(out, args, group, [row.text for row in sides[0]])
-        checkpoint = model_of(args, tokenizer, group, sorted({row.label for row in rows}))
+        tokenizer = tokenizer_for(out, options, group, [row.text for row in sides[0]])
+        checkpoint = model_of(options, tokenizer, group, sorted({row.label for row in rows}))
         model, names = checkpoint.model, labels(checkpoint.model, checkpoint.published)
         assert isinstance(model, SequenceClassifier)
-        sizes = (args.batch_size, args.block_size, args.seed)
         try:
-            batches = LabelledBatches(sides[0], names, tokenizer, *sizes)
-            rows_at_once = min(args.batch_size, len(sides[1]))
-            held_out = LabelledBatches(sides[1], names, tokenizer, rows_at_once, args.block_size)
+            batches = LabelledBatches(
+                sides[0], names, tokenizer, steps.batch_size, steps.block_size, run.seed
+            )
+            rows_at_once = min(steps.batch_size, len(sides[1]))
+            held_out = LabelledBatches(sides[1], names, tokenizer, rows_at_once, steps.block_size)
         except ValueError as error:
-            raise ValueError(f"{args.classify}: {error}") from error
+            raise ValueError(f"{way.classify}: {error}") from error
         refuse_other_text(out, batches.key)
         if group.rank == 0:
             tokenizer.save(out)
@@ -146,19 +134,19 @@ def accuracy(model: SequenceClassifier, batches: Sequence[Batch]) -> str:
 
 
 def tokenizer_for(
-    out: Path, args: argparse.Namespace, group: Processes, texts: Sequence[str]
+    out: Path, options: TrainOptions, group: Processes, texts: Sequence[str]
 ) -> Tokenizer:
     """The tokenizer of the run: its own if it goes on, else that of the folder or the option, else
     one that is made for the texts."""
-    source = source_of(args)
-    if (out / "recipe.json").is_file() or (group.rank > 0 and source is None):  # it is there
-        return Tokenizer.load(out)
-    if source is not None:
-        return tokenizer_of(source)
-    if args.tokenizer:
-        return Tokenizer.load(args.tokenizer)
-    made = chat_tokenizer if getattr(args, "chat_tokens", False) else Tokenizer.train
-    return made(texts, args.vocab_size)
+    new = options.model
+    if (out / "recipe.json").is_file() or (group.rank > 0 and isinstance(new, NewModel)):
+        return Tokenizer.load(out)  # it is there
+    if isinstance(new, FromFolder):
+        return tokenizer_of(source_of(new))
+    if new.tokenizer:
+        return Tokenizer.load(new.tokenizer)
+    learn = chat_tokenizer if new.chat_tokens else Tokenizer.train
+    return learn(texts, new.vocab_size)
 
 
 def refuse_other_text(out: Path, key: str) -> None:
@@ -169,21 +157,21 @@ def refuse_other_text(out: Path, key: str) -> None:
 
 
 def model_of(
-    args: argparse.Namespace, tokenizer: Tokenizer, group: Processes, names: Sequence[str] = ()
+    options: TrainOptions, tokenizer: Tokenizer, group: Processes, names: Sequence[str] = ()
 ) -> Checkpoint[Any]:
     """The model of the run, with all that the options put into it, and what is published with it;
     with ``names`` of labels, a classifier."""
-    torch.manual_seed(args.seed)
-    source = source_of(args)
+    torch.manual_seed(options.run.seed)
     model: Any
-    if source is None:
-        model, published = build(model_config_of(args, tokenizer)), NOTHING
+    if isinstance(options.model, NewModel):
+        config = model_config_of(options.model, options.steps, tokenizer)
+        model, published = build(config), NOTHING
     else:
-        checkpoint = model_from(source, args, tokenizer, bool(names))
+        source = source_of(options.model)
+        checkpoint = model_from(source, options.steps, tokenizer, bool(names))
         model, published = checkpoint.model, checkpoint.published
-    dropout = getattr(args, "dropout", 0.0)
     if isinstance(model, Qwen2ForCausalLM):
-        residual_dropout_(model, dropout)
+        residual_dropout_(model, options.steps.dropout or 0.0)
     if names and not isinstance(model, SequenceClassifier):
         base = published.config or config_to_dict(model.config)
         model = SequenceClassifier(model.backbone, len(names))
@@ -193,14 +181,14 @@ def model_of(
         }
         published = Published({**base, **named})
     if group.parallel is None:  # otherwise each process takes its share there
-        model.to(args.device)
-    if args.kernels:
+        model.to(options.run.device)
+    if options.kernels:
         use_kernels(model)
     return Checkpoint(model, published)
 
 
 def model_from(
-    source: Path, args: argparse.Namespace, tokenizer: Tokenizer, classify: bool
+    source: Path, steps: StepOptions, tokenizer: Tokenizer, classify: bool
 ) -> Checkpoint[Any]:
     """The model in a folder, in float32, with the dropout that is asked for."""
     checkpoint = load_checkpoint(source)
@@ -219,13 +207,14 @@ def model_from(
     if quantized_weights(model):
         raise ValueError(f"{source} has quantised weights, which cannot be trained")
     check_together(tokenizer, config, source)
-    if args.block_size > config.block_size:
+    if steps.block_size > config.block_size:
         raise ValueError(
-            f"--block-size {args.block_size} (given, or of the preset) is more than the "
+            f"--block-size {steps.block_size} (given, or of the preset) is more than the "
             f"{config.block_size} tokens that {source} reads"
         )
-    if isinstance(config, GPT2Config) and "dropout" in args:
-        other = replace(config, embd_pdrop=args.dropout, resid_pdrop=args.dropout, attn_pdrop=0.0)
+    dropout = steps.dropout
+    if isinstance(config, GPT2Config) and dropout is not None:
+        other = replace(config, embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0)
         new: Any = build(other)
         if isinstance(model, SequenceClassifier):
             new = SequenceClassifier(new.backbone, model.score.out_features)
@@ -234,27 +223,28 @@ def model_from(
     return Checkpoint(model.float(), checkpoint.published)
 
 
-def model_config_of(args: argparse.Namespace, tokenizer: Tokenizer) -> Config:
+def model_config_of(new: NewModel, steps: StepOptions, tokenizer: Tokenizer) -> Config:
     """The new model that the options describe."""
     sizes: dict[str, Any] = dict(
         vocab_size=tokenizer.vocab_size,
-        block_size=args.block_size,
-        n_layer=args.n_layer,
-        n_head=args.n_head,
-        n_embd=args.n_embd,
+        block_size=steps.block_size,
+        n_layer=new.n_layer,
+        n_head=new.n_head,
+        n_embd=new.n_embd,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    for name in ("intermediate_size", "initializer_range"):
-        if hasattr(args, name):
-            sizes[name] = getattr(args, name)
-    if args.architecture == "qwen2":
-        sizes.setdefault("intermediate_size", 3 * args.n_embd)
-        n_kv_head = getattr(args, "n_kv_head", args.n_head)
-        return Qwen2Config(n_kv_head=n_kv_head, rope_theta=10000.0, **sizes)
-    if hasattr(args, "n_kv_head"):
+    if new.initializer_range is not None:
+        sizes["initializer_range"] = new.initializer_range
+    if new.architecture == "qwen2":
+        sizes["intermediate_size"] = new.intermediate_size or 3 * new.n_embd
+        return Qwen2Config(n_kv_head=new.n_kv_head or new.n_head, rope_theta=10000.0, **sizes)
+    if new.n_kv_head is not None:
         raise ValueError(
-            f"--n-kv-head {args.n_kv_head} (given, or of the preset) is for --architecture qwen2"
+            f"--n-kv-head {new.n_kv_head} (given, or of the preset) is for --architecture qwen2"
         )
-    dropout = args.dropout
-    return GPT2Config(embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0, **sizes)
+    dropout = steps.dropout or 0.0
+    return GPT2Config(
+        embd_pdrop=dropout, resid_pdrop=dropout, attn_pdrop=0.0,
+        intermediate_size=new.intermediate_size, **sizes,
+    )  # fmt: skip

@@ -1,6 +1,5 @@
 """What commands do to be fast here: measure, choose, and say so in one line."""
 
-import argparse
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lm_from_scratch.commands.options import SpeedOptions
+from lm_from_scratch.commands.train_options import TrainOptions
 from lm_from_scratch.instruments.layout import (
     LAYOUTS,
     TRAINING,
@@ -26,30 +27,12 @@ from lm_from_scratch.weights.quantize import quantized_weights
 MANY = 64
 
 
-def add_layout_options(p: argparse.ArgumentParser) -> None:
-    """``--dtype`` and ``--layout`` of a model that answers."""
-    p.add_argument(
-        "--dtype",
-        choices=["auto", "float32", "bfloat16"],
-        default="auto",
-        help="auto: float32, or bfloat16 if the model is stored so and is measured to be faster; "
-        "default: auto",
-    )
-    p.add_argument(
-        "--layout",
-        choices=["measured", *LAYOUTS, "off"],
-        default="measured",
-        help="how weights lie in memory: what is measured to be the fastest, or one for all, or "
-        "off: as they come; default: measured",
-    )
-
-
-def make_fast(model: nn.Module, args: argparse.Namespace, rows: int) -> str:
+def make_fast(model: nn.Module, options: SpeedOptions, rows: int) -> str:
     """Lay out a model for inference as ``--layout`` says; a line about it, empty if nothing was
     done."""
-    if args.layout == "off":
+    if options.layout == "off":
         return ""
-    layout = lay_out_(model, rows, LAYOUTS if args.layout == "measured" else [args.layout])
+    layout = lay_out_(model, rows, LAYOUTS if options.layout == "measured" else [options.layout])
     return f"{layout} (--layout off leaves them)" if layout.chosen else ""
 
 
@@ -74,33 +57,16 @@ def in_dtype(model: nn.Module, wanted: str, rows: int) -> None:
 # -------------------------------------------------------------------------------- training
 
 
-def add_products_options(p: argparse.ArgumentParser) -> None:
-    """``--dtype`` and ``--library``."""
-    dtypes, libraries = (list(dict.fromkeys(words)) for words in zip(*TRAINING, strict=True))
-    p.add_argument(
-        "--dtype",
-        choices=["auto", *dtypes],
-        default=argparse.SUPPRESS,
-        help="of the matrix products; auto: what is measured to be faster; default: float32",
-    )
-    p.add_argument(
-        "--library",
-        choices=["auto", *libraries],
-        default="auto",
-        help="of float32 products on a CPU; default: auto, what is measured to be faster",
-    )
-
-
 def choose_products(
-    model: nn.Module, args: argparse.Namespace, begun: Mapping[str, Any], group: Processes
+    model: nn.Module, options: TrainOptions, begun: Mapping[str, Any], group: Processes
 ) -> Way:
     """The dtype of a run's matrix products, and the library that computes them: as the options say,
     else as the run has ``begun``, else as it is fastest here. The first process decides."""
-    ways = possible_ways(args, begun)
-    chosen, on_cpu = ways[0], torch.device(args.device).type == "cpu"
-    new_in_bfloat16 = args.dtype == "bfloat16" and not begun
+    ways = possible_ways(options, begun)
+    chosen, on_cpu = ways[0], torch.device(options.run.device).type == "cpu"
+    new_in_bfloat16 = options.steps.dtype == "bfloat16" and not begun
     if group.rank == 0 and on_cpu and (len(ways) > 1 or new_in_bfloat16):
-        times = time_products(model, args.batch_size * args.block_size)
+        times = time_products(model, options.steps.batch_size * options.steps.block_size)
         if able := {way: times[way] for way in ways if way in times}:
             chosen = simplest_fast(able)
             say_products(times, able, chosen)
@@ -108,16 +74,19 @@ def choose_products(
     return TRAINING[int(number)]
 
 
-def possible_ways(args: argparse.Namespace, begun: Mapping[str, Any] | None = None) -> list[Way]:
+def possible_ways(options: TrainOptions, begun: Mapping[str, Any] | None = None) -> list[Way]:
     """What the options, and a run that has ``begun``, leave to choose from. Raises ``ValueError``
     where that is nothing."""
     begun = begun or {}
-    dtype = begun.get("dtype", "auto") if args.dtype == "auto" else args.dtype
-    library = begun.get("library", "auto") if args.library == "auto" else args.library
-    on_cpu = torch.device(args.device).type == "cpu"
-    if args.library == "auto" and (not on_cpu or args.kernels):
+    dtype = begun.get("dtype", "auto") if options.steps.dtype == "auto" else options.steps.dtype
+    library = begun.get("library", "auto") if options.run.library == "auto" else options.run.library
+    on_cpu = torch.device(options.run.device).type == "cpu"
+    if options.run.library == "auto" and (not on_cpu or options.kernels):
         library = "torch"
-    for other, so in ((f"--device {args.device}", not on_cpu), ("--kernels", args.kernels)):
+    for other, so in (
+        (f"--device {options.run.device}", not on_cpu),
+        ("--kernels", options.kernels),
+    ):
         if library == "onednn" and so:
             raise ValueError(f"--library onednn does not work with {other}")
     ways = [w for w in TRAINING if dtype in (w[0], "auto") and library in (w[1], "auto")]

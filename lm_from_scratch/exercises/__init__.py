@@ -8,7 +8,9 @@ check, and its words), then as you need them:
 * ``source``, ``submission``: the text of an exercise; what is taken out of a student's file
 * ``parts``, ``loops``, ``playing``: where each exercise has its place in a model, what such a model
   does, and your code in a trained one
-* ``commands``, ``progress``, ``launch``: the commands, what was solved, Triton kernels of students
+* ``card``, ``progress``, ``launch``: what the course says of an exercise, what was solved, Triton
+  kernels of students
+* ``options``, ``commands``, ``checking``: what the commands take, and what they do
 * ``child``, ``seal``: a file in a process of its own, and that process shut in
 * ``grade``, ``marks``, ``book``, ``feedback``, ``grade_command``: a folder of files, what they are
   worth, the tables of a class, a page for each student, the command
@@ -19,10 +21,6 @@ To add an exercise, add a folder to ``catalogue``; no file here changes.
 
 from collections.abc import Callable
 from typing import Any
-
-from lm_from_scratch.exercises import progress
-from lm_from_scratch.exercises.exercise import exercise
-from lm_from_scratch.exercises.report import examine
 
 
 def check(name: str, function: Callable[..., Any], seed: int = 0, case: int | None = None) -> float:
@@ -37,6 +35,11 @@ def check(name: str, function: Callable[..., Any], seed: int = 0, case: int | No
     those before is kept (`progress.py`). Nothing here stops a loop that never ends: interrupt it as
     any other cell.
     """
+    # what a check needs brings torch: a list of the exercises does without
+    from lm_from_scratch.exercises import progress
+    from lm_from_scratch.exercises.exercise import exercise
+    from lm_from_scratch.exercises.report import examine
+
     wanted = exercise(name)
     report = examine(wanted, function, seed, case)
     print(report.text())

@@ -12,12 +12,12 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from torch import Generator
 
 from lm_from_scratch.exercises import catalogue
+from lm_from_scratch.exercises.card import Card, course, known, waiting
 
 
 @dataclass(frozen=True)
@@ -87,37 +87,23 @@ def planted(table: Iterable[tuple[Any, ...]]) -> tuple[Wrong, ...]:
     return tuple(Wrong(*row) for row in table)
 
 
-@dataclass(frozen=True)
-class Exercise:
-    """An exercise without its text, which lies beside its checks.
+@dataclass(frozen=True, kw_only=True)
+class Exercise(Card):
+    """An exercise without its text, which lies beside its checks. Beside what its card says:
 
-    * ``name``: of the exercise and of its folder in `catalogue/`
     * ``function``: what the student defines; no other exercise has a function of this name
-    * ``page``: the tutorial that it belongs to, as "2_qwen2/1_rms_norm"
-    * ``minutes``: for a student who has read that page
-    * ``difficulty``: 1 (a few lines from the page), 2 (an idea to transfer), 3 (several at once)
     * ``outcome``: what a student can do afterwards, for the teacher's guide
-    * ``after``: exercises to do before
     * ``reference``: the package's own function, so that the check cannot drift from the lesson
-    * ``hints``: from a nudge to the last question before the solution
     * ``wrong``: the planted wrong answers, those first that are most common
-    * ``draft``: whether it may still be wrong: it can be done, and is no part of the course
     * ``hunt``: of a bug hunt: the ids of its defects in the bug museum
     * ``needs``: a package that the exercise needs beside torch
     """
 
-    name: str
     function: str
-    page: str
-    minutes: int
-    difficulty: int
     outcome: str
     reference: Callable[..., Any]
     cases: tuple[Case, ...]
-    hints: tuple[str, ...]
     wrong: tuple[Wrong, ...]
-    draft: bool = False
-    after: tuple[str, ...] = ()
     hunt: str = ""
     needs: str = ""
 
@@ -136,59 +122,18 @@ class Exercise:
         """The sum of the points of all cases."""
         return sum(case.points for case in self.cases if not case.guard)
 
-    @property
-    def key(self) -> tuple[int, str, int, str]:
-        """The place in the learning path: chapter, page, difficulty, name."""
-        chapter, _, page = self.page.partition("/")
-        number = int(chapter.partition("_")[0]) if chapter[:1].isdigit() else 99  # GPU pages last
-        return number, page, self.difficulty, self.name
-
-
-def folder(name: str) -> Path:
-    """Where an exercise is: `text.py`, `checks.py`, and `part.py` where a model can run it."""
-    return Path(catalogue.__path__[0]) / name
-
-
-def has_part(name: str) -> bool:
-    """Whether an answer has a place in a model: `part.py`."""
-    return (folder(name) / "part.py").is_file()
-
 
 def exercise(name: str) -> Exercise:
     """One exercise by its name. Raises ``ValueError``, with the nearest names, if there is none."""
-    known = _names()
-    if name not in known:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, known, n=3)
-        hint = f"do you mean {' or '.join(near)}?" if near else "list shows all"
-        raise ValueError(f"there is no exercise {name!r}; {hint}")
-    return importlib.import_module(f"{catalogue.__name__}.{name}.checks").EXERCISE
+    return importlib.import_module(f"{catalogue.__name__}.{known(name)}.checks").EXERCISE
 
 
 @cache
 def exercises() -> tuple[Exercise, ...]:
-    """The course: all exercises but drafts in the order of the learning path; in a chapter, `after`
-    comes first."""
-    waiting = sorted((e for e in _every() if not e.draft), key=lambda found: found.key)
-    ordered: list[Exercise] = []
-    while waiting:
-        chapter = [found for found in waiting if found.key[0] == waiting[0].key[0]]
-        left = {found.name for found in chapter}
-        first = next((found for found in chapter if not left & set(found.after)), waiting[0])
-        ordered.append(first)
-        waiting.remove(first)
-    return tuple(ordered)
+    """The course: all exercises but drafts in the order of the learning path."""
+    return tuple(exercise(card.name) for card in course())
 
 
 def drafts() -> tuple[Exercise, ...]:
     """The exercises that can be done, and are no part of the course yet."""
-    return tuple(e for e in _every() if e.draft)
-
-
-def _every() -> list[Exercise]:
-    return [exercise(name) for name in _names()]
-
-
-def _names() -> list[str]:
-    return sorted(path.parent.name for path in folder("").glob("*/checks.py"))
+    return tuple(exercise(card.name) for card in waiting())

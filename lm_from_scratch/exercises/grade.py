@@ -3,14 +3,14 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from lm_from_scratch.exercises.card import folder as place_of
 from lm_from_scratch.exercises.child import Child, Job, Verdict, held_signals, ready
 from lm_from_scratch.exercises.exercise import Exercise, drafts, exercise, exercises
-from lm_from_scratch.exercises.exercise import folder as place_of
 from lm_from_scratch.exercises.submission import LARGEST, Submission, read
 
 SUFFIXES = (".py", ".ipynb")
@@ -92,7 +92,7 @@ def files_in(path: Path) -> list[Path]:
 
 
 def plan(
-    files: dict[str, list[Path]], names: list[str] | None
+    files: dict[str, list[Path]], names: Sequence[str] | None
 ) -> tuple[list[Exercise], dict[tuple[str, str], list[Path]], dict[str, str]]:
     """Which exercises are graded, in which files each student may have done them, and what could
     not be read of a student's files.
@@ -126,11 +126,11 @@ def plan(
 
 def grade(
     folder: Path,
-    names: list[str] | None = None,
+    names: Sequence[str] | None = None,
     seed: int = SEED,
     seconds: float = 10.0,
     jobs: int | None = None,
-    students: list[str] | None = None,
+    students: Sequence[str] | None = None,
     known: Mapping[str, Verdict] | None = None,
 ) -> Iterator[tuple[int, Row]]:
     """Grade every file of every student; yield (how many rows there are in all, one row), as they

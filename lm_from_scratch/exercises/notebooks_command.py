@@ -4,7 +4,6 @@ A build of the package converts the tutorials and packs them; in a clone they li
 `docs/_ext/gallery/downloads.py` converts them.
 """
 
-import argparse
 import hashlib
 import importlib.util
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import exercises
 from lm_from_scratch.exercises.notebook import dump, notebook
+from lm_from_scratch.exercises.options import NotebooksOptions
 from lm_from_scratch.exercises.progress import write_text
 
 # Where a build puts the tutorials.
@@ -26,13 +26,7 @@ PACKED = Path(__file__).resolve().parents[1] / "notebooks"
 RECORD = ".generated.json"
 
 
-def add_options(p: argparse.ArgumentParser) -> None:
-    """The folder, and what follows."""
-    p.add_argument("folder", type=Path, help="new, or one that this command has written before")
-    p.add_argument("--open", action="store_true", help="then open it in JupyterLab")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(options: NotebooksOptions) -> int:
     """Write all notebooks; those that the reader has changed are kept, and named.
 
     Raises ``ValueError`` in a clone, whose tutorials are scripts, and where JupyterLab is to be
@@ -40,14 +34,15 @@ def run(args: argparse.Namespace) -> int:
     """
     if not PACKED.is_dir():
         raise ValueError("in a clone the notebooks come from: python make.py lab")
-    if args.open and importlib.util.find_spec("jupyterlab") is None:
+    if options.open and importlib.util.find_spec("jupyterlab") is None:
         raise ValueError("JupyterLab is not installed here: pip install jupyterlab")
     tutorials = (
         (path.relative_to(PACKED), path.read_text(encoding="utf-8"))
         for path in sorted(PACKED.rglob("*.ipynb"))
     )
-    report(args.folder, [*tutorials, *exercise_files()])
-    return opened(args.folder) if args.open else 0
+    folder = Path(options.folder)
+    report(folder, [*tutorials, *exercise_files()])
+    return opened(folder) if options.open else 0
 
 
 def opened(folder: Path) -> int:

@@ -23,7 +23,8 @@ from lm_from_scratch.cache.codec import EXACT, Codec
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.exercises import catalogue
-from lm_from_scratch.exercises.exercise import exercise, has_part
+from lm_from_scratch.exercises.card import has_part
+from lm_from_scratch.exercises.exercise import exercise
 from lm_from_scratch.models.qwen2 import Attention, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import adamw
 from lm_from_scratch.text.tokenizer import Tokenizer

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lm_from_scratch.exercises import playing
+from lm_from_scratch.exercises.card import has_part
 from lm_from_scratch.exercises.child import NOTHING, Child
-from lm_from_scratch.exercises.exercise import exercise, exercises, has_part
+from lm_from_scratch.exercises.exercise import exercise, exercises
 from lm_from_scratch.exercises.grade import grade
 from lm_from_scratch.exercises.submission import defined, read
 

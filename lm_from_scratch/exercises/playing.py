@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises, has_part
+from lm_from_scratch.exercises.card import has_part
+from lm_from_scratch.exercises.exercise import Exercise, exercise, exercises
 from lm_from_scratch.exercises.loops import LOOPS, PROMPTS
 from lm_from_scratch.exercises.parts import Part, part, trained, untrained
 from lm_from_scratch.exercises.source import answer

@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from lm_from_scratch.exercises.exercise import Exercise, folder, has_part
+from lm_from_scratch.exercises.card import folder, has_part
+
+if TYPE_CHECKING:  # its text is read without torch
+    from lm_from_scratch.exercises.exercise import Exercise
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n?", re.M | re.S)
@@ -137,6 +140,11 @@ def title(name: str) -> str:
     return found[1] if found else name
 
 
+def plain_title(name: str) -> str:
+    """The heading without marks of code."""
+    return title(name).replace("`", "")
+
+
 def load(code: str, file: str) -> dict[str, Any]:
     """Run code under a made-up file name, whose lines tracebacks and Triton can read."""
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
@@ -158,7 +166,7 @@ def _loaded(name: str, file: str, changes: tuple[tuple[str, str], ...], function
 
 
 def answer(
-    exercise: Exercise, given: Callable[..., Any] | Mapping[str, str] | None = None
+    exercise: "Exercise", given: Callable[..., Any] | Mapping[str, str] | None = None
 ) -> Callable[..., Any]:
     """A planted answer as a function: the solution, with changes, or the function itself.
 

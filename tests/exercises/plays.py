@@ -17,7 +17,8 @@ from typing import Any
 from bench import right_answers
 
 from lm_from_scratch.exercises import playing
-from lm_from_scratch.exercises.exercise import exercise, exercises, has_part
+from lm_from_scratch.exercises.card import has_part
+from lm_from_scratch.exercises.exercise import exercise, exercises
 from lm_from_scratch.exercises.source import answer
 
 PATH = Path(__file__).resolve().parent / "plays.json"

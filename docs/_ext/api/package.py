@@ -14,7 +14,8 @@ from gallery import pages
 from sources import modules, templates
 from sources.modules import PACKAGE
 
-from lm_from_scratch.exercises.exercise import exercises, folder
+from lm_from_scratch.exercises.card import folder
+from lm_from_scratch.exercises.exercise import exercises
 
 #: Names that an index leaves out: what others call, and the inside of a kernel.
 INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")

@@ -1,70 +1,184 @@
-"""commands/options.py: options are made from the fields of a dataclass."""
+"""commands/fields.py and the dataclasses of options: what is typed, kept and refused."""
 
-import argparse
+import subprocess
+import sys
+from argparse import ArgumentParser
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import pytest
 
-from lm_from_scratch.__main__ import parser
-from lm_from_scratch.commands.options import add_fields, given
+from lm_from_scratch.commands.fields import Command, Name, Options, option
+from lm_from_scratch.commands.options import GenerateOptions, QuantizeOptions, SpeedOptions
+from lm_from_scratch.commands.presets import PRESETS, read
+from lm_from_scratch.commands.train_options import (
+    DEFAULTS,
+    NUMBERS_OF,
+    FromFolder,
+    Pretrain,
+    RunOptions,
+    StepOptions,
+    TrainOptions,
+)
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.instruments.layout import LAYOUTS, TRAINING
+from lm_from_scratch.limits import Count
+from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.optim.galore import MOMENTS
+from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.runs.config import TrainConfig
+from lm_from_scratch.runs.distributed import PARALLEL
+from lm_from_scratch.weights.quantize import WEIGHTS
 
 
-@dataclass
-class Numbers:
-    n_thing: int = 3  # how many (a remark for those who read the class)
-    share: float = 0.5  # of n_thing
-    width: int | None = None  # of it (None: computed)
-    kind: Literal["plain", "fancy"] = "plain"  # what it is like
-    loud: bool = False  # say so
-    word: str = "a"  # a word
-    inside: tuple[int, int] = (1, 2)  # nothing for the command line
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Options):
+    source: Name = option("a file", positional=True)
+    n_thing: Count = option("how many", 3)
+    share: float | None = option("of it; default: all", None)
+    kind: Literal["plain", "fancy"] = option("what it is like", "plain")
+    loud: bool = option("say so", False)
+    words: tuple[str, ...] = option("some", ())
+    from_: str = option("a word of Python", "here")
+    scale: float = option("a factor", 0.0, flag="--its-scale")
 
 
-def parse(*words: str, **defaults: object) -> dict[str, object]:
-    p = argparse.ArgumentParser()
-    names = ["n_thing", "share", "width", "kind", "loud", "word"]
-    add_fields(p, Numbers, names, {"word": ("a", "b")}, **defaults)
-    p.add_argument("--other")
-    return given(p.parse_args(words), Numbers)
+NUMBERS = Command("numbers", (Numbers,), "nowhere:run")
 
 
-def test_what_is_given_has_the_type_of_its_field_and_the_rest_is_absent() -> None:
-    assert parse() == {"loud": False}
-    said = parse("--n-thing", "4", "--share", "1", "--width", "5", "--kind", "fancy", "--loud")
-    assert said == {"n_thing": 4, "share": 1.0, "width": 5, "kind": "fancy", "loud": True}
-    assert type(said["share"]) is float and parse("--word", "b", "--other", "x")["word"] == "b"
+def parse(*words: str, command: Command = NUMBERS) -> Any:
+    p = ArgumentParser()
+    command.add_to(p)
+    return command.options_of(p.parse_args(words))
+
+
+def test_what_is_typed_has_the_type_of_its_field_and_the_rest_its_default() -> None:
+    assert parse("file") == Numbers(source="file")
+    words = "file --n-thing 4 --share 1 --kind fancy --loud --words a b --from there --its-scale 2"
+    assert parse(*words.split()) == Numbers(
+        source="file", n_thing=4, share=1.0, kind="fancy", loud=True, words=("a", "b"),
+        from_="there", scale=2.0,
+    )  # fmt: skip
+    assert type(parse("file", "--sh", "1").share) is float  # the beginning of a name is enough
 
 
 @pytest.mark.parametrize(
-    "words", ["--n-thing 1.5", "--kind odd", "--word c", "--inside 1", "--sh x"]
+    "words",
+    ["", "f --n-thing 1.5", "f --kind odd", "f --other 1", "f --s x", "f --words", " --loud"],
 )
-def test_what_does_not_fit_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_value_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(*words.split())
     assert stop.value.code == 2 and "error: " in capsys.readouterr().err
 
 
-def test_the_help_is_the_comment_beside_a_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_out_of_its_limit_is_named_as_it_was_typed() -> None:
+    with pytest.raises(ValueError, match=r"^--n-thing 0 must be an integer, at least 1$"):
+        parse("file", "--n-thing", "0")
+
+
+def test_the_help_has_meanings_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse("--help", share=None, width="as wide as it is", word="b")
+        parse("--help")
     lines = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
-    for said in (
-        "how many; default: 3", "of n-thing", "of it; default: as wide as it is",
-        "what it is like; default: plain", "say so", "a word; default: b",
+    for text in (
+        "how many; default: 3", "of it; default: all", "what it is like; default: plain", "say so",
+        "some", "a factor; default: 0.0",
     ):  # fmt: skip
-        assert said in lines
+        assert text in lines
 
 
-def test_an_option_that_is_not_given_leaves_the_number_to_the_dataclass() -> None:
-    run = parser().parse_args(["train", "--out", "run", "--rank", "7"])
-    assert given(run, TrainConfig)["rank"] == 7 and "scale" not in given(run, TrainConfig)
-    assert given(parser().parse_args(["generate"]), Sampler) == {}
+@pytest.mark.parametrize(
+    "line",
+    ["--help", "train --help", "list", "next", "hint rope", "solution rope", "start rope OUT"],
+)
+def test_what_needs_no_model_imports_no_torch(line, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LM_FROM_SCRATCH_PROGRESS", str(tmp_path / "progress.json"))
+    words = [str(tmp_path / "rope.py") if word == "OUT" else word for word in line.split()]
+    code = (
+        "import sys\nfrom lm_from_scratch.__main__ import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    assert not {'torch', 'numpy', 'safetensors'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+# --------------------------------------------------------- what the options say of other modules
+
+
+def kinds(options: type, name: str) -> tuple[Any, ...]:
+    """The words of a ``Literal``, of an optional one too."""
+    (kind,) = (one.type for one in fields(options) if one.name == name)
+    words = get_args(kind)
+    return get_args(words[0]) if type(None) in words else words
+
+
+def test_choices_are_those_of_the_modules_that_use_them() -> None:
+    dtypes, libraries = (dict.fromkeys(words) for words in zip(*TRAINING, strict=True))
+    for options, name, want in (
+        (StepOptions, "projection_type", PROJECTION_TYPES), (StepOptions, "moments", MOMENTS),
+        (StepOptions, "basis", BASES), (StepOptions, "dtype", ("auto", *dtypes)),
+        (RunOptions, "library", ("auto", *libraries)), (RunOptions, "parallel", PARALLEL),
+        (RunOptions, "preset", tuple(PRESETS)), (QuantizeOptions, "bits", tuple(WEIGHTS)),
+        (SpeedOptions, "layout", ("measured", *LAYOUTS, "off")),
+    ):  # fmt: skip
+        assert kinds(options, name) == want
+
+
+def test_defaults_are_those_of_the_modules_that_use_them() -> None:
+    known = {
+        one.name: one.default for config in (TrainConfig, GPT2Config) for one in fields(config)
+    }
+    for one in fields(StepOptions):
+        if "default: " in one.metadata["help"] and one.name not in ("rank", "dtype"):
+            assert one.metadata["help"].endswith(f"default: {known[one.name]}")
+        elif DEFAULTS.get(one.name) is not None:
+            assert DEFAULTS[one.name] == known[one.name], one.name
+    assert {name for names in NUMBERS_OF.values() for name in names} < {*known}
+    assert known["initializer_range"] == 0.02
 
 
 def test_every_number_of_a_sampler_is_an_option() -> None:
-    words = [x for f in fields(Sampler) for x in ("--" + f.name.replace("_", "-"), "1")]
-    said = given(parser().parse_args(["generate", *words]), Sampler)
-    assert Sampler(**said) == Sampler(**dict.fromkeys((f.name for f in fields(Sampler)), 1))
+    ours, theirs = (
+        {one.name: one.default for one in fields(config)} for config in (GenerateOptions, Sampler)
+    )
+    changed = {name for name in theirs if ours[name] != theirs[name]}
+    assert changed == {"temperature", "top_p"}
+
+
+# ------------------------------------------------------------------------------ a run of training
+
+
+def test_a_preset_gives_what_the_command_line_does_not() -> None:
+    run = read(out="run")
+    nano = PRESETS["nano"]
+    assert run == TrainOptions(
+        run=RunOptions(out="run", preset="nano"), model=nano.model, steps=nano.steps,
+        way=Pretrain(corpus=nano.corpus),
+    )  # fmt: skip
+    assert read(out="run", n_layer=3, lr=0.1).steps.lr == 0.1
+    assert read(out="run", from_="gpt2-docs").model == FromFolder(from_="gpt2-docs")
+    assert read(out="run", from_="x", grpo=("add",)).run.preset == "grpo"
+    assert read(out="run", preset="docs", n_layer=3).model.n_layer == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"preset": "finetune"}, "--preset finetune is for a model that there is: give --from"),
+        ({"preset": "sft", "from_": "x"}, "--preset sft has no text: give --corpus"),
+        ({"classify": "a", "no_isolate": True}, "--no-isolate is not for --classify"),
+        ({"scale": 2.0}, "--galore-scale 2.0 is for --optimizer galore"),
+        ({"kernels": True, "parallel": "ddp"}, "--kernels and --parallel do not work together"),
+    ],
+)
+def test_options_that_leave_no_room_for_each_other(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        read(out="run", **given)
+
+
+def test_what_a_run_keeps_can_be_written_as_json_and_says_no_place() -> None:
+    kept = read(out="run", from_="x", dpo="pairs.jsonl", beta=0.2).arguments()
+    assert kept["from"] == "x" and kept["beta"] == 0.2 and kept["dpo"] == "pairs.jsonl"
+    assert not {"out", "device", "parallel", "quiet", "corpus", "n_layer"} & {*kept}
+    assert read(out="run").arguments()["corpus"] == ["reference"]

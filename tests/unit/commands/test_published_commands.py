@@ -18,7 +18,7 @@ from lm_from_scratch.checkpoint.weights import (
     from_pretrained,
     save_pretrained,
 )
-from lm_from_scratch.commands.convert import size
+from lm_from_scratch.commands.options import size
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.text.labelled import read_labelled
 from lm_from_scratch.text.tokenizer import Tokenizer

@@ -5,7 +5,8 @@ import pytest
 from bench import right_answers
 
 from lm_from_scratch.exercises import playing as module
-from lm_from_scratch.exercises.exercise import exercise, exercises, has_part
+from lm_from_scratch.exercises.card import has_part
+from lm_from_scratch.exercises.exercise import exercise, exercises
 from lm_from_scratch.exercises.parts import part
 from lm_from_scratch.exercises.playing import LENGTHS, alone, perform
 from lm_from_scratch.exercises.source import answer

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lm_from_scratch.exercises import playing as module
-from lm_from_scratch.exercises.exercise import exercise, exercises, has_part
+from lm_from_scratch.exercises.card import has_part
+from lm_from_scratch.exercises.exercise import exercise, exercises
 from lm_from_scratch.exercises.parts import part, untrained
 from lm_from_scratch.exercises.playing import (
     LENGTHS,

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -181,13 +179,3 @@ def test_what_a_child_sends_need_not_be_true(sent, monkeypatch, tmp_path) -> Non
     assert received(child).reason == "SystemExit: out"
     monkeypatch.setattr(child, "message", lambda: (sent, ""))
     assert received(child).reason == NOTHING
-
-
-def test_the_help_does_not_import_the_models() -> None:
-    code = (
-        "import sys; from lm_from_scratch.exercises import commands; "
-        "print([name for name in sys.modules if name.endswith(('exercises.playing', "
-        "'exercises.parts', 'exercises.loops', 'exercises.play_class'))])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -1,0 +1,91 @@
+"""What several commands read: a model's folder and tokenizer, lines of text, a device."""
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from lm_from_scratch.checkpoint.architectures import Config
+from lm_from_scratch.checkpoint.folders import shipped
+from lm_from_scratch.checkpoint.state import checkpoints
+from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.text.tokenizer import Tokenizer
+
+
+def device_named(name: str) -> str:
+    """``name`` if torch has such a device here."""
+    try:
+        torch.zeros(1, device=name).item()  # of "meta", numbers cannot be read
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name} cannot be used here: {reason}") from error
+    return name
+
+
+def use_kernels(model: CausalLM) -> None:
+    """Make the model compute with Triton kernels, or say why it cannot."""
+    try:
+        from lm_from_scratch.kernels.model import use_kernels_
+    except ImportError as error:
+        raise ValueError(
+            f"--kernels need Triton (pip install triton, on Linux): {error}"
+        ) from error
+    use_kernels_(model)
+
+
+def new_folder(out: str, source: str | Path | None = None) -> Path:
+    """The folder of a new model. Raises ``ValueError`` for that of its ``source``, and for a name
+    that models of the package have: a folder here would stand in their place."""
+    if source is not None and os.path.realpath(source) == os.path.realpath(out):
+        raise ValueError(f"--out {out} is the model itself; give another folder")
+    if out in shipped():
+        raise ValueError(f"--out {out}: a model of the package has that name; give another")
+    return Path(out)
+
+
+def lines_of(file: str) -> Iterator[str]:
+    """The lines of a file; of ``-``, what is typed or piped. Raises ``ValueError`` for bytes that
+    are no text."""
+    try:
+        if file == "-":
+            first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
+            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line)
+            return
+        with open(Path(file), encoding="utf-8-sig") as lines:
+            yield from (line.rstrip("\n") for line in lines)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error}") from error
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a model."""
+    place = tokenizer_folder(folder)
+    if not (place / "tokenizer.json").is_file():
+        raise ValueError(
+            f"{place} has no tokenizer.json: save_pretrained(model, folder, tokenizer) writes one"
+        )
+    return Tokenizer.load(place)
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder of a model's tokenizer, which a run keeps beside its checkpoints."""
+    run = folder.resolve().parent
+    beside = folder.resolve() in checkpoints(run) and not (folder / "tokenizer.json").is_file()
+    return run if beside else folder
+
+
+def check_together(tokenizer: Tokenizer, config: Config, folder: Path) -> None:
+    """Raises ``ValueError`` for a tokenizer that gives a text tokens without a row in the model. A
+    special token that no text begins or ends with, as for padding, may lie above the rows."""
+    added = tokenizer.backend.get_added_tokens_decoder()
+    special = {token for token, name in added.items() if name.special}
+    used = {*tokenizer.backend.get_vocab().values()} - special
+    used |= {*tokenizer.start(""), tokenizer.eos_token_id or 0}
+    if max(used) >= config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} has {max(used) + 1} tokens, the model "
+            f"{config.vocab_size}: they do not belong together"
+        )
