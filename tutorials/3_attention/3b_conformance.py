@@ -354,7 +354,7 @@ assert {kind for kind, _, _ in refusals} == {"tiled", "flex", "packed"}
 # A test that never failed has not been tested. Here are seven bugs. The first widens a window by one key. Each of the
 # others replaces one expression in a copy of the package's source, and nothing else.
 
-from lm_from_scratch.attention import attention, online_softmax
+from lm_from_scratch.attention import online_softmax, sdpa
 from lm_from_scratch.attention.attention import formula_attention
 
 
@@ -380,7 +380,7 @@ bugs = {
     "C": (
         "triangle in the corner of the first key",
         planted(
-            attention,
+            sdpa,
             "sdpa",
             "visibility.is_causal",
             "visibility.hides_only_the_future",
