@@ -1,10 +1,12 @@
-"""The commands of ``python -m lm_from_scratch``, one file each: no lesson is in them.
+"""The commands of ``python -m lm_from_scratch``: no lesson is in them.
 
-``train``, ``generate``, ``classify``, ``quantize``, ``convert``, ``describe`` and ``doctor`` each
-say what they take and what they do with it; ``prepared`` makes what ``train`` trains, ``answers``
-what it trains after pretraining. The commands of students and teachers are
-:mod:`lm_from_scratch.exercises.commands`. ``options`` makes options from the fields of dataclasses:
-name, type, default and meaning of a number are said there, where it is used, and so are its limits.
-To add a number to a run: a field of its dataclass, and its name in ``train``; ``presets`` holds
-sets of such numbers. To add a command: a file here, and a line in ``__main__``.
+What a command takes is a frozen dataclass, which imports no torch: those of ``train``, one for each
+way to learn, are in ``train_options``, sets of their values in ``presets``, and those of all other
+commands in ``options``. ``fields`` makes the command line from them. What a command does is in the
+file of its name. ``train`` is a story of four: options, ``prepared`` (a tokenizer, a model,
+batches; ``answers`` after pretraining), the run, what is saved. ``loading`` and ``speed`` serve
+several. The commands of students and teachers are in :mod:`lm_from_scratch.exercises.options`.
+
+To add a number: a field of a dataclass, and its use. To add a command: a dataclass and a line of
+``COMMANDS`` in ``options``, and a file with ``run``.
 """

@@ -360,6 +360,19 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path, capsys) -> None:
     assert "holds a run with --lr 0.003, not 0.5" in capsys.readouterr().err
 
 
+def test_a_recipe_that_says_less_meant_the_defaults(tmp_path, capsys) -> None:
+    """As one does that an earlier version has written."""
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    recipe = json.loads((out / "recipe.json").read_text())
+    for name in ("weight_decay", "optimizer", "grad_accumulation", "rank", "tokenizer"):
+        del recipe["arguments"][name]
+    (out / "recipe.json").write_text(json.dumps(recipe))
+    assert main(["train", "--out", str(out), *SMALL, "--weight-decay", "0.2"]) == 2
+    assert "holds a run with --weight-decay 0.1, not 0.2" in capsys.readouterr().err
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+
+
 def folder_state(folder) -> dict:
     return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.exercises import check, progress
+from lm_from_scratch.exercises.card import card
 from lm_from_scratch.exercises.compare import compare
 from lm_from_scratch.exercises.exercise import (
     Case,
@@ -466,3 +467,10 @@ def test_progress_keeps_the_best_and_survives_a_broken_file(
     assert [path.name for path in file.parent.iterdir()] == ["progress.json"]
     monkeypatch.setenv("LM_FROM_SCRATCH_PROGRESS", "/proc/no/such/place.json")
     progress.keep("rms_norm", 11.0, True, 0)  # nowhere to write: no error
+
+
+def test_a_card_says_what_its_exercise_says() -> None:
+    """It is read from the source, so that a list needs no torch."""
+    for one in (*exercises(), *drafts()):
+        own = card(one.name)
+        assert {name: vars(one)[name] for name in vars(own)} == vars(own)
