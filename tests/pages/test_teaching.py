@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 
 import pytest
 from course import guide, plans, sheets
@@ -14,14 +15,14 @@ from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.report import examine
 
-TEXTS = guide.texts()
+texts = cache(guide.texts)
 WEEKS = [(number, week) for number in plans.PLANS for week in range(1, number + 1)]
 each_week = pytest.mark.parametrize(("number", "week"), WEEKS)
 
 
 def test_no_line_of_a_solution() -> None:
     """The site shows these pages to students as well."""
-    for place, text in TEXTS.items():
+    for place, text in texts().items():
         for one in exercises.written():
             found = [line for line in secrets(one.name) if line in text]
             assert all(line in "\n".join(one.hints) for line in found), place
@@ -32,7 +33,7 @@ def test_no_line_of_a_solution() -> None:
 
 @each_week
 def test_a_sheet_has_all_parts(number: int, week: int) -> None:
-    text, found = TEXTS[f"{sheets.place(number, week)}.md"], plans.weeks(number)[week - 1]
+    text, found = texts()[f"{sheets.place(number, week)}.md"], plans.weeks(number)[week - 1]
     parts = ["Minutes", "Talk", "Three wrong answers to vote on", "Questions that may come",
              "Quiz", "Model answers"]  # fmt: skip
     assert re.findall(r"^## (.*)$", text, re.M) == parts
