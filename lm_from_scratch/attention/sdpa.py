@@ -18,7 +18,8 @@ IN_CACHE = 2**18
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
 ) -> Tensor:
-    """Attention (B, H, T, Dv) that never holds the weights (B, H, T, S).
+    """Attention (B, H, T, Dv) of q (B, H, T, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv) that never
+    holds the weights (B, H, T, S).
 
     ``is_causal`` is used only when queries and keys are the same tokens: for fewer queries than
     keys torch aligns the triangle to the first key, which is wrong after a cache.

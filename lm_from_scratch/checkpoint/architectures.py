@@ -28,15 +28,29 @@ class Config(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary."""
+        ...
+
     @property
-    def n_layer(self) -> int: ...
+    def n_layer(self) -> int:
+        """Blocks."""
+        ...
+
     @property
-    def n_embd(self) -> int: ...
+    def n_embd(self) -> int:
+        """Features of a token."""
+        ...
+
     @property
-    def windows(self) -> Sequence[int | None]: ...  # keys that each layer sees (None: all)
+    def windows(self) -> Sequence[int | None]:
+        """Keys that each layer sees; None for all of them."""
+        ...
+
     @property
-    def position_limit(self) -> int | None: ...  # positions that have an embedding (None: all)
+    def position_limit(self) -> int | None:
+        """Positions that have an embedding; None where there is no limit."""
+        ...
 
 
 def build(config: Config) -> CausalLM:

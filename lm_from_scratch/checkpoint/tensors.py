@@ -31,7 +31,10 @@ DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of ``model.safetensors``, or of the shards that its index names; no constants."""
+    """The tensors of ``model.safetensors``, or of the shards that its index names; no constants.
+
+    Raises ``ValueError`` for a folder without them, and for shards and an index that disagree.
+    """
     index = folder / "model.safetensors.index.json"
     weight_map: dict[str, str] = {}
     if (folder / "model.safetensors").is_file():

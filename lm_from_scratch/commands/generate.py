@@ -19,9 +19,10 @@ from lm_from_scratch.commands.loading import (
 from lm_from_scratch.commands.options import GenerateOptions
 from lm_from_scratch.commands.speed import MANY, in_dtype, make_fast, note
 from lm_from_scratch.generation.beam_search import beam_search
-from lm_from_scratch.generation.engine import Engine, Request, computed_dtype
+from lm_from_scratch.generation.engine import Engine, computed_dtype
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.generation.text import until
 from lm_from_scratch.models.interface import CausalLM

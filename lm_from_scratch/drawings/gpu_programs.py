@@ -20,6 +20,7 @@ from lm_from_scratch.drawings.canvas import (
 
 
 def colour_of(program: int) -> str:
+    """The colour of a program, whatever it draws."""
     return (BLUE, ORANGE, GREEN, PURPLE)[program % 4]
 
 

@@ -22,19 +22,17 @@ Sources: Yu et al., *Orca: A Distributed Serving System for Transformer-Based Ge
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.generation.generate import Chooser, check_prompts, check_seed, prefill
-from lm_from_scratch.generation.logit_processors import LogitProcessor
-from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.requests import Prefix, Request, Running, Step
 from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.blocks import check_no_states
 from lm_from_scratch.models.interface import CausalLM
@@ -45,75 +43,7 @@ from lm_from_scratch.text.batch import padded_batch
 PASS = 32
 
 
-@dataclass(eq=False, kw_only=True)
-class Request:
-    """One prompt, and how it is to be continued: the arguments of ``generate`` for one row."""
-
-    prompt: Sequence[int]
-    max_new_tokens: int
-    sampler: Sampler = field(default_factory=Sampler)
-    stop_tokens: Collection[int] = ()
-    processors: Sequence[LogitProcessor] = ()
-    seed: int = 0
-
-
-@dataclass(eq=False)
-class Running:
-    """A request in the engine: its row of the pool holds the first tokens of ``tokens``."""
-
-    number: int
-    request: Request
-    choose: Chooser
-    start: int  # tokens of the prompt
-    row: Row = field(default_factory=Row)
-    prefix: int = 0  # the number of the prefix that the full blocks of its row hold; 0: nothing
-
-    @property
-    def tokens(self) -> list[int]:
-        """The prompt and what was said so far."""
-        return self.choose.rows[0]
-
-    @property
-    def said(self) -> list[int]:
-        """The new tokens."""
-        return self.tokens[self.start :]
-
-    @property
-    def finished(self) -> bool:
-        """Whether its last token is a stop token, or the last that it may say."""
-        said = self.said
-        full = len(said) >= self.request.max_new_tokens
-        return full or (bool(said) and said[-1] in self.request.stop_tokens)
-
-
-class Prefix(NamedTuple):
-    """Tokens from the beginning to the end of a block: a number, never given twice, and the block
-    that holds the last of them."""
-
-    number: int
-    block: int
-
-
-class PerRequest(dict[int, int]):
-    """A number for each request, by the request's number."""
-
-
-@dataclass
-class Step:
-    """What one step of an engine did; requests by number."""
-
-    fed: PerRequest = field(default_factory=PerRequest)  # tokens that were run
-    shared: PerRequest = field(default_factory=PerRequest)  # tokens found in shared blocks
-    said: PerRequest = field(default_factory=PerRequest)  # the new token
-    finished: list[int] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)  # no next token could be chosen
-    put_back: list[int] = field(default_factory=list)  # lost their blocks, and wait again
-    passes: int = 0  # of the model: one for each group of prompts, one for the rows that write
-    places: int = 0  # rows times columns of these passes, padding included
-    blocks: int = 0  # of the pool, in use at the end
-
-
-class Before:
+class Snapshot:
     """What an engine was, to go back to."""
 
     def __init__(self, engine: "Engine") -> None:
@@ -140,7 +70,7 @@ class Before:
         engine._step, engine._groups = deepcopy(self.step), self.groups
 
 
-def whole(method: Callable[..., Any]) -> Callable[..., Any]:
+def atomic(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of an engine that does all that it does, or nothing.
 
     Between two of them memory may change owner. Within one, no block is written into that another
@@ -151,9 +81,9 @@ def whole(method: Callable[..., Any]) -> Callable[..., Any]:
     def run(engine: "Engine", *args: Any) -> Any:
         engine._take_back()
         try:
-            engine._before = Before(engine)
+            engine._snapshot = Snapshot(engine)
             result = method(engine, *args)
-            engine._before = None
+            engine._snapshot = None
             return result
         except BaseException:
             engine._take_back()
@@ -219,7 +149,7 @@ class Engine:
         self._submitted = self._remembered = 0
         self._step: Step | None = None  # one that has begun
         self._groups: list[list[Running]] = []  # what is left of it to run
-        self._before: Before | None = None  # a part of it that has begun
+        self._snapshot: Snapshot | None = None  # a part of it that has begun
 
     def submit(self, request: Request) -> int:
         """Put a request into the queue; its number.
@@ -242,7 +172,7 @@ class Engine:
         self.waiting.append(Running(number, request, choose, len(prompt[0])))
         return number
 
-    @whole
+    @atomic
     def cancel(self, number: int) -> list[int]:
         """Let go of a request, and of its blocks; what it has said so far.
 
@@ -256,7 +186,7 @@ class Engine:
                     return running.said
         raise ValueError(f"request {number} is not in the engine: it has ended, or was never there")
 
-    @whole
+    @atomic
     def forget(self) -> None:
         """Give up what is remembered of prompts. Where the weights of the model change between two
         requests, it was computed by the old ones."""
@@ -288,7 +218,7 @@ class Engine:
         done, self._step = self._step, None
         return done
 
-    @whole
+    @atomic
     def _begin(self) -> None:
         self._step = Step()
         self._admit(self._step)
@@ -297,7 +227,7 @@ class Engine:
         self._groups = self._alike(reading) + ([ready] if ready else [])
         self._make_room(self._step)
 
-    @whole
+    @atomic
     def _run(self) -> None:
         group, *self._groups = self._groups
         assert self._step is not None
@@ -321,9 +251,9 @@ class Engine:
 
     def _take_back(self) -> None:
         """A part that was interrupted has never begun."""
-        if self._before is not None:
-            self._before.restore(self)
-            self._before = None
+        if self._snapshot is not None:
+            self._snapshot.restore(self)
+            self._snapshot = None
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_size)

@@ -43,6 +43,8 @@ def train(
 ) -> Run:
     """:func:`lm_from_scratch.training.train.train` with the optimizer and the loss that ``config``
     asks for. Pairs and rewards come with a ``loss`` of their own, made of the model and a dtype.
+
+    Raises ``ValueError`` for ``chunked_loss`` with such a loss.
     """
     processes.check(batches.batch_size, config.update_in_backward)
     objective: Objective

@@ -105,7 +105,7 @@ class LabelLoss(Objective):
         documents: Tensor | None = None,
     ) -> Tensor:
         """The mean loss over the ``targets`` (B,) of the texts ``idx``, at ``positions`` (B, T);
-        there are no ``documents``."""
+        ``documents`` (B, T) are no part of such a batch: None."""
         with autocast(idx.device, self.dtype):
             return causal_lm_loss(self.model(idx, positions=positions), targets)
 

@@ -23,7 +23,8 @@ from measure import Row, Size
 
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.checkpoint.architectures import Config
-from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.engine import Engine
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.layout import lay_out_
 from lm_from_scratch.models.interface import CausalLM

@@ -24,7 +24,8 @@ from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache
-from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.engine import Engine
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.paged import KernelPagedCache

@@ -18,7 +18,8 @@ from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.restricted import Restricted
-from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.engine import Engine
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.kernels import decoding
 from lm_from_scratch.kernels.paged import (
     KernelPagedCache,

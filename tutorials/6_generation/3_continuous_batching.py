@@ -219,7 +219,8 @@ assert 0.88 < share(lambda n: -(-n // 4) * 4) < 0.90
 # package's ``Engine``, which does what ``serve`` does and more. Requests of Ann, Ben, Cleo and Dan arrive one after the
 # other, and we stop in the middle.
 
-from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.engine import Engine
+from lm_from_scratch.generation.requests import Request
 
 pool = new_pool(14)
 engine = Engine(model, pool, max_batch=3)

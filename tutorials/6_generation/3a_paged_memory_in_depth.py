@@ -33,8 +33,8 @@ from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings.generation import page_table
-from lm_from_scratch.generation.engine import Request
 from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.text.corpora import reference

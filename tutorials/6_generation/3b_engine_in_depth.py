@@ -29,8 +29,9 @@ import torch
 
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.text.corpora import reference

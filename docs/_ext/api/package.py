@@ -21,7 +21,7 @@ from lm_from_scratch.exercises.exercise import exercises
 INSIDE = re.compile(r"^(check|keep|backward)(_|$)|_(kernel|forward|backward)$")
 #: The files that a newcomer should read first, in this order.
 FIRST = (
-    "attention.attention",
+    "attention.visibility",
     "models.gpt2",
     "generation.generate",
     "cache.growing",

@@ -18,9 +18,10 @@ from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 import lm_from_scratch
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.generation import engine as engine_module
-from lm_from_scratch.generation.engine import PASS, Before, Engine, Request
+from lm_from_scratch.generation.engine import PASS, Engine, Snapshot
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import forbid
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 
 MODELS = [
@@ -481,13 +482,13 @@ def test_an_engine_goes_on_wherever_it_was_interrupted(interrupts, twice, monkey
     interrupts = replace(interrupts)
     monkeypatch.setattr(engine_module, "PASS", 0)  # as many groups as there are lengths
     if twice:
-        restore = Before.restore
+        restore = Snapshot.restore
 
         def interrupted_again(before, engine) -> None:
             sys.settrace(interrupts.trace)  # one that has raised is off
             restore(before, engine)
 
-        monkeypatch.setattr(Before, "restore", interrupted_again)
+        monkeypatch.setattr(Snapshot, "restore", interrupted_again)
     engine, requests = a_load()
     want = [alone(MODELS[2], request) for request in requests]
     numbers = run_interrupted(engine, requests, interrupts, check=not twice)

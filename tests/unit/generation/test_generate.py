@@ -23,7 +23,7 @@ from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache, cache_for
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.beam_search import beam_search
-from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.generate import (
     as_prompts,
     complete,
@@ -33,6 +33,7 @@ from lm_from_scratch.generation.generate import (
     prefill,
 )
 from lm_from_scratch.generation.logit_processors import forbid, no_repeat_ngram
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.generation.speculative import PromptLookup, speculate
 from lm_from_scratch.generation.text import generate_text, until

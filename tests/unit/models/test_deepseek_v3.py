@@ -22,8 +22,9 @@ from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
-from lm_from_scratch.generation.engine import Engine, Request
+from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.interop.cache_file import load_cache, save_cache
 from lm_from_scratch.layers.experts import SharedExperts, SigmoidRouter
