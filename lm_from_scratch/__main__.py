@@ -19,6 +19,7 @@ import signal
 import sys
 import warnings
 from importlib import import_module
+from typing import Any
 
 from lm_from_scratch.commands.options import COMMANDS as MODELS
 from lm_from_scratch.exercises.options import COMMANDS as EXERCISES
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             if sys.stdout is None:
                 raise ValueError("the output is closed")
             args = parser().parse_args(words)
-            options = args.command.options_of(args)
+            options = options_of(args)
             module, _, function = args.command.run.partition(":")
             run = getattr(import_module(module), function)
             signals.handle(signals.raise_ended)
@@ -90,6 +91,16 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         number = error.args[0] if isinstance(error, signals.Ended) else signal.SIGINT
         return said(signals.ending(number), 128 + number)
+
+
+def options_of(args: argparse.Namespace) -> Any:
+    """The options of the command. Below torchrun the first process alone says a bad value."""
+    try:
+        return args.command.options_of(args)
+    except ValueError:
+        if int(os.environ.get("RANK", 0)) > 0:
+            raise SystemExit(2) from None
+        raise
 
 
 def reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
+from lm_from_scratch.__main__ import main
 from lm_from_scratch.commands.fields import Command, Name, Options, option
 from lm_from_scratch.commands.options import GenerateOptions, QuantizeOptions, SpeedOptions
 from lm_from_scratch.commands.presets import PRESETS, read
@@ -182,3 +183,12 @@ def test_what_a_run_keeps_can_be_written_as_json_and_says_no_place() -> None:
     assert kept["from"] == "x" and kept["beta"] == 0.2 and kept["dpo"] == "pairs.jsonl"
     assert not {"out", "device", "parallel", "quiet", "corpus", "n_layer"} & {*kept}
     assert read(out="run").arguments()["corpus"] == ["reference"]
+
+
+def test_a_bad_value_is_said_by_the_first_process_alone(monkeypatch, capsys) -> None:
+    words = ["train", "--out", "run", "--lr", "-1"]
+    assert main(words) == 2 and "--lr -1.0 must be a positive number" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2 and capsys.readouterr().err == ""
