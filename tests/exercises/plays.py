@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import right_answers
+from exercise_bench import right_answers
 
 from lm_from_scratch.exercises import playing
 from lm_from_scratch.exercises.card import has_part

@@ -6,7 +6,7 @@ wrong, at every seed, and the report names the mistake.
 """
 
 import pytest
-from bench import Bench, bench_of, beside, right_answers, trivial_answers
+from exercise_bench import Bench, bench_of, beside, right_answers, trivial_answers
 from mutate import mutants
 
 from lm_from_scratch.exercises.exercise import exercises

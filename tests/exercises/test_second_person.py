@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import bench_of
+from exercise_bench import bench_of
 
 FILES = sorted(Path(__file__).with_name("second_person").glob("*.py"))
 RIGHT_SEEDS, WRONG_SEEDS = 20, 10

@@ -211,13 +211,13 @@ def test_a_process_killed_in_the_middle_leaves_the_old_model(folder) -> None:
     code = """if True:
         import os, signal, sys
         from tiny_models import tiny_gpt2
-        from lm_from_scratch.checkpoint import weights
+        from lm_from_scratch.checkpoint import tensors, weights
         from lm_from_scratch.weights.quantize import quantize_
-        write = weights.save_file
-        def save_file(tensors, path, **kwargs):
-            write(tensors, path, **kwargs)
+        write = tensors.save_file
+        def save_file(given, path, **kwargs):
+            write(given, path, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
-        weights.save_file = save_file
+        tensors.save_file = save_file
         model = tiny_gpt2(seed=1)
         quantize_(model)
         weights.save_pretrained(model, sys.argv[1], max_shard_bytes=10_000)

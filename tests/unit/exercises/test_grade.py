@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.exercises import child, exercise
+from lm_from_scratch.exercises import child
 from lm_from_scratch.exercises.book import COLUMNS, cells, safe
 from lm_from_scratch.exercises.child import Child, Job, verdict
-from lm_from_scratch.exercises.exercise import exercises
+from lm_from_scratch.exercises.exercise import exercise, exercises
 from lm_from_scratch.exercises.grade import Row, grade, submissions
 from lm_from_scratch.exercises.marks import best, summary
 from lm_from_scratch.exercises.source import solution, stub
@@ -521,9 +521,11 @@ def test_a_table_that_cannot_be_written_is_printed(
     "option", ["--jobs=0", "--jobs=-1", "--seconds=0", "--seconds=inf", "--seconds=nan",
                "--seed=-1", "--seed=99999999999999999999"],
 )  # fmt: skip
-def test_numbers_that_would_give_everyone_nothing_are_refused(option: str) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["grade", ".", "--csv", "x.csv", option])
+def test_numbers_that_would_give_everyone_nothing_are_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["grade", ".", "--csv", "x.csv", option]) == 2
+    assert f"error: {option.partition('=')[0]} " in capsys.readouterr().err
 
 
 def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

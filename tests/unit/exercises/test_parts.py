@@ -2,7 +2,7 @@
 
 import plays
 import pytest
-from bench import right_answers
+from exercise_bench import right_answers
 
 from lm_from_scratch.exercises import playing as module
 from lm_from_scratch.exercises.card import has_part

@@ -258,7 +258,7 @@ def test_a_text_starts_with_the_end_of_text_token_and_never_shows_it(monkeypatch
         given.extend(prompts)
         return iter([[t] for t in [*tokenizer.encode("fine."), end]])
 
-    monkeypatch.setattr("lm_from_scratch.generation.generate.generate", fake)
+    monkeypatch.setattr("lm_from_scratch.generation.text.generate", fake)
     assert "".join(generate_text(model, tokenizer, "All is", 9)) == "fine."
     assert given == [[end, *tokenizer.encode("All is")]]
 
