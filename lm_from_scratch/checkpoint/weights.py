@@ -92,7 +92,8 @@ def from_pretrained(folder: str | Path) -> CausalLM:
 
     The model comes back in evaluation mode, in the dtype of the file (of several, in that of its
     ``config.json``, else in the widest), with the quantised weights that :func:`save_pretrained`
-    wrote. :func:`load_checkpoint` returns what else the folder says as well.
+    wrote. What else the folder says, the names of labels and where texts end, is not part of a
+    model: :func:`load_checkpoint` returns it as well, for :func:`save_pretrained` to write.
 
     Layers for multi-token prediction are left in the file: the model writes without them.
 
@@ -216,7 +217,8 @@ def save_pretrained(
     refuses it.
 
     What came with the model, ``published`` of :func:`load_checkpoint`, is written back as it was,
-    but for what has changed since.
+    but for what has changed since. Without it, the names of labels and ``generation_config.json``
+    of the folder that the model came from are not written.
 
     A classifier that was made here is written without a ``pad_token_id``, because ours finds
     padding by position. To give ``transformers`` padded rows, set it there, to a token that no text

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.commands.options import DoctorOptions
+from lm_from_scratch.commands.fields import NoOptions
 from lm_from_scratch.generation.generate import forward_seconds
 from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.instruments.layout import time_products
@@ -50,7 +50,7 @@ def note(what: str) -> Finding:
     return Finding(None, what)
 
 
-def run(options: DoctorOptions) -> int:
+def run(options: NoOptions) -> int:
     """Print what was found, and for each thing that is missing what to do about it."""
     problems = 0
     for part in (software, machine, models):

@@ -47,6 +47,11 @@ class Options:
         return how.get("flag", "--" + name.rstrip("_").replace("_", "-"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoOptions(Options):
+    """Of a command that takes none."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: the line about it, the dataclasses of its options, and the function that runs it,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from lm_from_scratch.commands.fields import Command, Name, Options, option
+from lm_from_scratch.commands.fields import Command, Name, NoOptions, Options, option
 from lm_from_scratch.commands.presets import TRAIN
 from lm_from_scratch.limits import Count, Whole
 
@@ -249,11 +249,6 @@ DESCRIBE = Command(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions(Options):
-    """None."""
-
-
 COMMANDS = {
     "train": TRAIN,
     "generate": GENERATE,
@@ -263,7 +258,7 @@ COMMANDS = {
     "describe": DESCRIBE,
     "doctor": Command(
         "what runs here, and how to fix what does not",
-        (DoctorOptions,),
+        (NoOptions,),
         "lm_from_scratch.commands.doctor:run",
     ),
 }

@@ -129,7 +129,7 @@ def read(**given: Any) -> TrainOptions:
         model = replace(preset.model, **of(NewModel, given))
     steps = preset.steps
     if steps.warmup >= given.get("steps", steps.steps):  # of a run that was made shorter
-        steps = replace(steps, warmup=given["steps"] // 10)
+        steps = replace(steps, warmup=max(0, given["steps"] // 10))
     if way == "grpo":  # every step says the reward
         if given.get("eval_every"):
             raise ValueError("--eval-every is not for --grpo")

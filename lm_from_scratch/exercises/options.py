@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
-from lm_from_scratch.commands.fields import Command, Name, Options, option
+from lm_from_scratch.commands.fields import Command, Name, NoOptions, Options, option
 from lm_from_scratch.limits import Limit
 
 
@@ -67,11 +67,6 @@ class StartOptions(Options):
 
     name: str = option("of the exercise", positional=True)
     file: str | None = option("script or notebook; default: NAME.py", None, positional=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoOptions(Options):
-    """None."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,10 +35,9 @@ def record_attention(model: nn.Module) -> Iterator[list[list[Tensor]]]:
     """
 
     def weights(layer: Any, q: Tensor, k: Tensor, visibility: Visibility) -> Tensor:
-        weigh = (
-            layer.weigh if isinstance(layer, SinkLayer) else attention_weights
-        )  # sinks weigh, too
-        return weigh(q, k, visibility)
+        if isinstance(layer, SinkLayer):  # a sink takes a part of the weights
+            return layer.weigh(q, k, visibility)
+        return attention_weights(q, k, visibility)
 
     with _recorded(model, weights) as maps:
         yield maps

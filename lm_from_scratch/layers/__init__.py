@@ -1,8 +1,9 @@
 """The layers of a block that are not attention: norms, activations and the rotary embedding.
 
-Each file stands alone: ``embedding``, ``layer_norm`` and ``norm`` (RMSNorm), ``activation`` and
+A file is a layer: ``embedding``, ``layer_norm`` and ``norm`` (RMSNorm), ``activation`` and
 ``gated_mlp``, ``rope``, ``rope_scaling`` for longer contexts, ``experts``, many MLPs in the place
-of one, ``recurrent``, what a layer with a state is, and ``head``, from states to logits. A formula
-is a function, and the module beside it holds its parameters. A new activation is a line in
-``ACTIVATIONS``, and a config chooses it by name.
+of one, ``recurrent``, what a layer with a state is (``delta_rule`` and ``short_convolution`` are
+its parts), and ``head``, from states to logits. A formula is a function, and the module beside it
+holds its parameters. A new activation is a line in ``ACTIVATIONS``, and a config chooses it by
+name.
 """

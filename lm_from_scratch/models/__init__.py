@@ -2,10 +2,11 @@
 
 Read ``gpt2`` from the top, then ``qwen2`` beside it, which is what changed; each file after it is
 Qwen2 with one more change: ``qwen3``, ``qwen3_moe``, ``deepseek_v3``, ``smollm3``, ``qwen3_next``.
-``indexed_attention`` gives a layer an indexer. ``interface`` says what all have in common.
+Their layers are in ``gated_attention``, ``gated_delta_net``, ``sink_attention`` and
+``indexed_attention``; ``mtp`` predicts a second token. ``interface`` says what all have in common.
 ``blocks``, ``modes`` and ``randomize`` are small tools for any built model. A model file holds the
 architecture alone: quantised weights, kernels, other attention and recording are put into a built
 model from outside. Names of modules are those of published checkpoints, so they stay as they are. A
-new architecture is a file here, a line in :mod:`lm_from_scratch.checkpoint.architectures`, and its
-dialect in :mod:`lm_from_scratch.checkpoint.configs`.
+new architecture is a file here, a line in :mod:`lm_from_scratch.checkpoint.architectures`, and a
+row of :mod:`lm_from_scratch.checkpoint.dialects`.
 """

@@ -7,7 +7,7 @@ does not count. A task with several right answers accepts each of them.
 from collections.abc import Sequence
 from typing import Any
 
-from lm_from_scratch.checkpoint.published import end_tokens
+from lm_from_scratch.checkpoint.published import NOTHING, Published, end_tokens
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.models.interface import CausalLM
@@ -30,9 +30,11 @@ def answers(
     sampler: Sampler = GREEDY,
     seed: int = 0,
     batch_size: int = 250,
+    published: Published = NOTHING,
 ) -> list[str]:
-    """What the model says after each prompt, up to the token that ends it."""
-    ends = end_tokens(model, tokenizer)
+    """What the model says after each prompt, up to the token that ends it, which may be
+    ``published`` with the model."""
+    ends = end_tokens(model, tokenizer, published)
     said = []
     for i in range(0, len(prompts), batch_size):
         ids = [tokenizer.start(prompt) for prompt in prompts[i : i + batch_size]]

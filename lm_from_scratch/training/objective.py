@@ -1,7 +1,7 @@
 """A model and its loss in one module, which a run makes small and DDP and FSDP wrap."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,5 +55,7 @@ class NextTokenLoss(Objective):
 
 
 def objective_of(model: nn.Module, dtype: str = "float32") -> nn.Module:
-    """The :class:`NextTokenLoss` of a language model; an objective, wrapped or not, as it is."""
-    return NextTokenLoss(model, dtype) if isinstance(model, CausalLM) else model
+    """The :class:`NextTokenLoss` of a language model, compiled or not; an objective, wrapped or
+    not, as it is."""
+    plain = getattr(model, "_orig_mod", model)
+    return NextTokenLoss(cast(CausalLM, model), dtype) if isinstance(plain, CausalLM) else model

@@ -22,7 +22,16 @@ from typing import Annotated, Any, Protocol
 import torch
 from torch import nn
 
-from lm_from_scratch.limits import Count, Limit, NotNegative, Positive, Whole, check
+from lm_from_scratch.limits import (
+    Count,
+    Limit,
+    NotNegative,
+    Positive,
+    Whole,
+    check,
+    is_plain,
+    require,
+)
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.training.objective import objective_of
@@ -209,13 +218,23 @@ class Run(Iterator[Step]):
     seed: int = 0  # of dropout; the order of the data has its own
     take_step: Callable[..., tuple[float, float]] = optimizer_step
     processes: SingleProcess = SINGLE_PROCESS
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # those of a whole recipe
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # all that its weights depend on
     step: int = 0
 
     def __post_init__(self) -> None:
+        require(Count, grad_accumulation=self.grad_accumulation)
+        require(Whole, eval_every=self.eval_every, seed=self.seed)
         if self.eval_every and not self.held_out:
             raise ValueError(f"eval_every={self.eval_every} needs held-out batches")
-        self.numbers = self.numbers or asdict(self.schedule)
+        if not self.numbers:
+            plain = {k: v for k, v in self.optimizer.defaults.items() if is_plain(v) and k != "lr"}
+            self.numbers = {
+                **asdict(self.schedule),
+                **{"optimizer": type(self.optimizer).__name__, **plain},
+                **{"loss": type(self.loss).__name__, "take_step": self.take_step.__name__},
+                **{name: getattr(self, name) for name in ("grad_accumulation", "max_grad_norm")},
+                "seed": self.seed,
+            }
 
     def __next__(self) -> Step:
         step, n = self.step + 1, self.grad_accumulation

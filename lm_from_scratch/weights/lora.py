@@ -76,8 +76,8 @@ def add_lora_(
     ``select`` says by name which of the linear maps of the backbone get one, by default all but
     those with a single output (the gate of an expert): an adapter would be as large as the map.
     ``also_train`` says by name which other parameters stay trainable (norms, the head of a
-    classifier). The result of the model
-    does not change before the first step. Make the optimizer afterwards.
+    classifier). The result of the model does not change before the first step. Make the optimizer
+    afterwards.
 
     Raises ``ValueError`` for numbers out of range, for a model with adapters, and for what ``peft``
     has no place for: to train a weight or a bias of those linear maps, or an embedding that is the

@@ -2,8 +2,8 @@
 
 One change at a time: another operator or comparison, another constant; a conversion, an operand, a
 keyword or an end of a slice left out; two arguments swapped, a condition reversed, a statement left
-out. Most are mistakes that people make. Where a change does not matter, the proof wants a reason in
-writing.
+out. Most are mistakes that people make. Where a change does not matter, ``SURVIVORS`` wants a
+reason in writing.
 """
 
 import ast

@@ -9,11 +9,11 @@ import pytest
 from exercise_bench import Bench, bench_of, beside, right_answers, trivial_answers
 from mutate import mutants
 
-from lm_from_scratch.exercises.exercise import exercises
+from lm_from_scratch.exercises.exercise import drafts, exercises
 from lm_from_scratch.exercises.run import OutOfTime, time_limit
 from lm_from_scratch.exercises.source import answer, load, solution
 
-NAMES = [found.name for found in exercises()]
+NAMES = [one.name for one in (*exercises(), *drafts())]
 LEAST_WRONG, LEAST_RIGHT = 12, 4
 SEEDS, RIGHT_SEEDS, WRONG_SEEDS = 3, 100, 30
 
@@ -33,7 +33,7 @@ def accept_what_is_right(bench: Bench, seeds: range) -> None:
 
 
 def reject_what_is_wrong(bench: Bench, seeds: range) -> None:
-    """Each by the case that is named for bench."""
+    """Each by the case that is named for it."""
     places = {case.name: number for number, case in enumerate(bench.exercise.cases)}
     for wrong in bench.exercise.wrong:
         function = answer(bench.exercise, wrong.answer)
@@ -106,7 +106,7 @@ def test_every_mutant_is_rejected_and_every_case_is_needed(bench: Bench) -> None
 
 
 def mutants_killed(bench: Bench) -> dict[str, list[int]]:
-    """Of every mutant of the solution the cases that reject bench."""
+    """Of every mutant of the solution the cases that reject it."""
     own = solution(bench.exercise.name, whole=False)
     given = solution(bench.exercise.name)[: -len(own)]
     return {label: killers(bench, given + code) for label, code in mutants(own)}

@@ -108,6 +108,11 @@ def parameters(test: Any) -> Iterator[dict[str, Any]]:
             yield arguments
 
 
+def count(mutant: Mutant) -> int:
+    """How often the text that is right stands in the source of the function."""
+    return inspect.getsource(function_of(mutant.where)[1]).count(mutant.right)
+
+
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """The mistake is in place. Raises ``LookupError`` where the source has changed."""

@@ -15,7 +15,7 @@ from kernel_checks import (
     check_compiled,
     check_operator,
     each_dtype,
-    each_dtype_but_float32_is_slow,
+    each_dtype_of_which_float16_is_slow,
     numbers,
     strided,
 )
@@ -88,7 +88,7 @@ SEEN = {
 }
 
 
-@each_dtype_but_float32_is_slow
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("name", SEEN)
 def test_equals_the_reference(name: str, dtype: torch.dtype) -> None:
     vis = SEEN[name]
@@ -97,7 +97,7 @@ def test_equals_the_reference(name: str, dtype: torch.dtype) -> None:
           name=f"flash_attention, {name}")  # fmt: skip
 
 
-@each_dtype_but_float32_is_slow
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("D", [1, 64, 80, 136])
 def test_any_size_of_a_head(D: int, dtype: torch.dtype) -> None:
     vis = known(16, 21)
@@ -162,7 +162,7 @@ def without(x: Tensor, i: int) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
-@each_dtype_but_float32_is_slow
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("name", CUT)
 def test_hidden_tiles_are_not_read(name: str, dtype: torch.dtype) -> None:
     """A NaN that is read is seen in the result, though it is multiplied by 0."""

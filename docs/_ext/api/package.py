@@ -33,14 +33,15 @@ FOR_AUTHORS = ("drawings", "instruments", "commands", "exercises", "pretrained")
 
 @cache
 def listed() -> dict[str, Path]:
-    """The files that have a page. Those of an exercise hold its answers, and a command is explained
-    by its help: they have none."""
+    """The files that have a page. Those of an exercise hold its answers, and a command and its
+    options are explained by its help: they have none."""
+    without = (f"{PACKAGE}.exercises.catalogue", f"{PACKAGE}.exercises.options")
     return {
         module: path
         for module, path in modules.modules().items()
         if module != PACKAGE
         and not any(part.startswith("_") for part in module.split("."))
-        and not module.startswith((f"{PACKAGE}.exercises.catalogue", f"{PACKAGE}.commands."))
+        and not module.startswith((*without, f"{PACKAGE}.commands."))
     }
 
 
