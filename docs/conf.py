@@ -74,6 +74,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|triton|np|numpy|tokenizers|safetensors|jinja2)(\..*)?"),
     (r"py:class", r"lm_from_scratch\.text\.(plots\.T|rows\.Row)"),
     (r"py:.*", r"lm_from_scratch\.checkpoint\.weights\.AnyModel"),
+    # What a command takes is said by its help.
+    (r"py:class", r"lm_from_scratch\.(commands\.fields|exercises\.options)\.\w+"),
     (r"py:.*", r"types\.FrameType|lm_from_scratch\.layers\.rope_scaling\._Checked"),
     (r"py:.*", r"(transformers|matplotlib|plt|tqdm)(\..*)?"),
     (r"py:.*", r"(Tensor|nn\.\w+|Tokenizer|Figure|Axes|optional|Path)"),
