@@ -20,7 +20,7 @@ LISTS = {"search.html", "genindex.html", "py-modindex.html"}
 
 def article(site: Path, document: str) -> str:
     page = (site / f"{document}.html").read_text(encoding="utf-8")
-    return page[pages.index("<article") : pages.index("</article>")]
+    return page[page.index("<article") : page.index("</article>")]
 
 
 @pytest.mark.parametrize("name", pages.in_order())
