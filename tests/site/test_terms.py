@@ -95,7 +95,11 @@ def build(
     source = folder / "source"
     (source / "gpu").mkdir(parents=True, exist_ok=True)
     names = [f"gpu/{number}_page" for number in range(1, pages + 1)]
-    texts = {"conf.py": "extensions = ['lookup.terms']", "glossary.rst": glossary, "symbols.rst": SYMBOLS}
+    texts = {
+        "conf.py": "extensions = ['lookup.terms']",
+        "glossary.rst": glossary,
+        "symbols.rst": SYMBOLS,
+    }
     texts["index.rst"] = (
         "Index\n=====\n\nA query here.\n\n.. toctree::\n\n   glossary\n   symbols\n"
     )
