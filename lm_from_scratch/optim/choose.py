@@ -17,6 +17,7 @@ from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.optim import adamw, galore, muon
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
+from lm_from_scratch.optim.in_backward import check_not_clipped
 from lm_from_scratch.optim.muon import Muon
 
 #: The numbers of a run that are GaLore's alone.
@@ -51,11 +52,8 @@ class OptimizerConfig:
         galore.check_options(galore_options(self))
         if self.optimizer == "muon":
             muon.check_bits(self.optim_bits)
-        if self.update_in_backward and self.max_grad_norm != math.inf:
-            raise ValueError(
-                f"max_grad_norm={self.max_grad_norm} must be inf with update_in_backward: the norm "
-                "of all gradients is known only when all weights have been updated"
-            )
+        if self.update_in_backward:
+            check_not_clipped(self.max_grad_norm)
 
 
 def galore_options(config: OptimizerConfig) -> dict[str, Any]:

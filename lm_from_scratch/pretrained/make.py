@@ -43,7 +43,7 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.weights import from_pretrained, write_model
+from lm_from_scratch.checkpoint.weights import load_checkpoint, write_model
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.pretrained.coherence import coherence
 from lm_from_scratch.pretrained.exact_match import of_task
@@ -137,7 +137,8 @@ def main(run: str, name: str, core_minutes: str = "") -> None:
     if steps[-1]["step"] != arguments["steps"]:
         raise SystemExit(f"{run} is at step {steps[-1]['step']} of {arguments['steps']}")
     tokenizer = Tokenizer.load(folder)
-    model = from_pretrained(folder / "model").half()
+    checkpoint = load_checkpoint(folder / "model", "causal_lm")
+    model = checkpoint.model.half()
     train, held_out = corpus_of({"arguments": arguments})
     rounded = copy.deepcopy(model).float()
     tokens = arguments["batch_size"] * arguments["block_size"]
@@ -163,7 +164,7 @@ def main(run: str, name: str, core_minutes: str = "") -> None:
     if arguments["corpus"] == ["worlds"]:
         record["worlds"] = {name: coherence(rounded, tokenizer, name) for name in LANGUAGES}
     with temporary_folder(PRETRAINED / name) as temporary:
-        write_model(model, temporary)
+        write_model(model, temporary, published=checkpoint.published)
         tokenizer.save(temporary)
         write_json(temporary / "record.json", record)
         (temporary / "log.jsonl").write_text("".join(map(shorter, thinned(steps))))

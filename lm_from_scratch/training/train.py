@@ -29,7 +29,6 @@ from lm_from_scratch.limits import (
     Positive,
     Whole,
     check,
-    is_plain,
     require,
 )
 from lm_from_scratch.models.modes import evaluating
@@ -227,10 +226,13 @@ class Run(Iterator[Step]):
         if self.eval_every and not self.held_out:
             raise ValueError(f"eval_every={self.eval_every} needs held-out batches")
         if not self.numbers:
-            plain = {k: v for k, v in self.optimizer.defaults.items() if is_plain(v) and k != "lr"}
+            groups = [
+                {k: v for k, v in group.items() if k not in ("params", "lr")}
+                for group in self.optimizer.param_groups
+            ]
             self.numbers = {
                 **asdict(self.schedule),
-                **{"optimizer": type(self.optimizer).__name__, **plain},
+                **{"optimizer": type(self.optimizer).__name__, "groups": groups},
                 **{"loss": type(self.loss).__name__, "take_step": self.take_step.__name__},
                 **{name: getattr(self, name) for name in ("grad_accumulation", "max_grad_norm")},
                 "seed": self.seed,

@@ -119,9 +119,9 @@ def planted(mutant: Mutant) -> Iterator[None]:
     holder, function = function_of(mutant.where)
     path, (lines, start) = inspect.getfile(function), inspect.getsourcelines(function)
     source, file = "".join(lines), [*linecache.getlines(path)]
-    if source.count(mutant.right) != mutant.times:
+    if (times := count(mutant)) != mutant.times:
         raise LookupError(
-            f"{path}:{start}: {mutant.right!r} stands {source.count(mutant.right)} times in "
+            f"{path}:{start}: {mutant.right!r} stands {times} times in "
             f"{mutant.where}, not {mutant.times}: has the code changed? Look at its mutant"
         )
     file[start - 1 : start - 1 + len(lines)] = [source.replace(mutant.right, mutant.wrong)]
