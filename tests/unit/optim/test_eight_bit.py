@@ -1,7 +1,5 @@
 """optim/eight_bit.py: the values, the rounding, and steps, state and files of 8-bit moments."""
 
-import copy
-import io
 import math
 
 import pytest
@@ -26,7 +24,6 @@ from lm_from_scratch.optim.eight_bit import (
 )
 from lm_from_scratch.optim.galore import MOMENTS as AT_A_NEW_BASIS
 from lm_from_scratch.optim.galore import GaLore
-from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.training.loss import causal_lm_loss
 
 F64 = torch.float64
@@ -289,46 +286,6 @@ def go_on(model: nn.Module, optimizer: AdamW, first: int, last: int) -> list[flo
     return losses
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64], ids=str)
-@pytest.mark.parametrize("kind", ["adamw", "galore"])
-def test_a_saved_run_goes_on_bit_for_bit(kind: str, dtype: torch.dtype, fused: bool) -> None:
-    model, optimizer = model_and(kind, fused=fused, optim_bits=8)
-    model.to(dtype)
-    go_on(model, optimizer, 0, 3)
-    file = io.BytesIO()
-    torch.save((model.state_dict(), optimizer.state_dict()), file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    twin, other = model_and(kind)
-    twin.to(dtype).load_state_dict(weights)
-    other.load_state_dict(state)
-    third = copy.deepcopy((model, optimizer))
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        ours, theirs = optimizer.state[p], other.state[q]
-        assert list(ours) == list(theirs)
-        for name in ours:
-            assert ours[name].dtype == theirs[name].dtype
-            assert torch.equal(ours[name], theirs[name]), name
-            assert ours[name].data_ptr() != theirs[name].data_ptr()
-    assert any("exp_avg_absmax" in s for s in other.state.values())
-    losses = go_on(model, optimizer, 3, 7)
-    assert go_on(twin, other, 3, 7) == losses and go_on(*third, 3, 7) == losses
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
-@pytest.mark.parametrize("kind", ["adamw", "galore"])
-def test_steps_in_the_backward_pass_are_the_same(kind: str) -> None:
-    model, optimizer = model_and(kind, optim_bits=8)
-    twin, other = model_and(kind, optim_bits=8)
-    go_on(model, optimizer, 0, 5)
-    with update_in_backward(other):
-        go_on(twin, other, 0, 5)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
 @pytest.mark.parametrize("moments", AT_A_NEW_BASIS)
 def test_a_new_basis(moments: str) -> None:
     """Kept codes stay bit for bit; rotated and reset ones are those of 32 bits, encoded."""
@@ -402,25 +359,11 @@ def test_a_step_that_fails_leaves_the_moments() -> None:
 # ------------------------------------------------------------------------------ what is refused
 
 
-@pytest.mark.parametrize("bits", [4, 16, 0, None, "8"])
-def test_other_numbers_of_bits_are_refused(bits: object) -> None:
-    for kind in (AdamW, GaLore):
-        with pytest.raises(ValueError, match=f"optim_bits={bits!r} must be 8 or 32"):
-            kind([nn.Parameter(torch.zeros(3))], optim_bits=bits)
-
-
-def test_a_damaged_state_is_refused_before_anything_changes() -> None:
+def test_codes_are_no_numbers_of_32_bits() -> None:
     p, optimizer = after_one_step(64, 65)
-    before = dict(optimizer.state[p])
-    for name, value in (("exp_avg_absmax", torch.zeros(3)), ("exp_avg_sq_absmax", None)):
-        state = optimizer.state_dict()
-        entry = {k: v for k, v in state["state"][0].items() if k != name}
-        state["state"] = {0: entry if value is None else {**entry, name: value}}
-        with pytest.raises(ValueError, match=f"the state '{name}' .* expected \\(17,\\)"):
-            optimizer.load_state_dict(state)
-    state = optimizer.state_dict()
+    before, state = dict(optimizer.state[p]), optimizer.state_dict()
     state["param_groups"][0]["optim_bits"] = 32
-    with pytest.raises(ValueError, match="has shape \\(17,\\), expected None"):
+    with pytest.raises(ValueError, match=r"has shape \(17,\), expected None"):
         optimizer.load_state_dict(state)
     assert all(optimizer.state[p][name] is value for name, value in before.items())
 

@@ -1,11 +1,8 @@
-"""GaLore: the closed form in float64, the laws of a projection, and L1 to L16."""
+"""GaLore: the closed form in float64, and the laws of a projection."""
 
 import copy
 import io
 import itertools
-import math
-import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,7 +236,7 @@ def test_options_of_the_update_reach_it() -> None:
         )
 
 
-# ----------------------------------------------------------------------------------- L1 to L16
+# --------------------------------------------------------------------------- shapes, bases, moments
 
 
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
@@ -369,65 +366,6 @@ def test_eps_is_added_behind_the_bias_correction() -> None:
         torch.testing.assert_close(p.detach(), before - lr * scale * step, rtol=0, atol=1e-8)
 
 
-def test_steps_are_counted_per_parameter() -> None:
-    late, early = weight(TALL, seed=1), weight(TALL, seed=2)
-    optimizer = GaLore([late, early], rank=2, update_proj_gap=4)
-    feed(optimizer, early, *some_gradients(early, 9))
-    assert late not in optimizer.state
-    early.grad = None
-    alone = nn.Parameter(late.detach().clone())
-    other = GaLore([alone], rank=2, update_proj_gap=4)
-    for g in some_gradients(late, 6, seed=1):
-        feed(optimizer, late, g)
-        feed(other, alone, g)
-        assert_same(late.detach(), alone.detach())
-    assert_same(dict(optimizer.state[late]), dict(other.state[alone]))
-    assert optimizer.state[early]["step"] == 9
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, "sparse"])
-def test_bad_gradients_are_refused_before_anything_changes(bad) -> None:
-    first, last, vector = weight(TALL, seed=1), weight(WIDE, seed=2), weight((3,), seed=3)
-    for refused in (last, vector):
-        params = [first, last, vector]
-        optimizer = GaLore([{"params": [first]}, {"params": [last, vector]}], rank=2)
-        for p in params:
-            p.grad = random_tensor(*p.shape, seed=4)
-        optimizer.step()
-        before = snapshot(optimizer)
-        if bad == "sparse":
-            refused.grad = torch.zeros_like(refused).to_sparse()
-        else:
-            assert refused.grad is not None
-            refused.grad.view(-1)[-1] = bad
-        with pytest.raises(ValueError if bad == "sparse" else FloatingPointError, match="gradient"):
-            optimizer.step()
-        assert_same(snapshot(optimizer), before)
-
-
-def test_the_state_is_tensors_and_loads_with_weights_only(tmp_path: Path) -> None:
-    for kind, basis, moments, drift in itertools.product(
-        PROJECTION_TYPES, BASES, MOMENTS, (None, 0.3)
-    ):
-        p = weight(TALL)
-        options: Any = dict(
-            rank=2, update_proj_gap=3, projection_type=kind, basis=basis, moments=moments,
-            max_drift=drift,
-        )  # fmt: skip
-        optimizer = GaLore([p], **options)
-        feed(optimizer, p, *some_gradients(p, 5))
-        assert all(isinstance(value, Tensor) for value in optimizer.state[p].values())
-        state = through_a_file(optimizer.state_dict())
-        twin = nn.Parameter(p.detach().clone())
-        loaded = GaLore([twin], rank=1)
-        loaded.load_state_dict(state)
-        assert_same(snapshot(loaded), snapshot(optimizer))
-        later = some_gradients(p, 5, seed=1)
-        feed(optimizer, p, *later)
-        feed(loaded, twin, *later)
-        assert_same(snapshot(loaded), snapshot(optimizer))
-
-
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
 def test_state_holds_no_more_memory_than_its_numbers(kind) -> None:
     for shape, rank, basis, moments in itertools.product(
@@ -488,45 +426,6 @@ def test_a_convolution_is_the_matrix_out_by_everything_else(shape) -> None:
         assert {k: v.shape for k, v in a.state[conv].items()} == a.state_shapes(conv)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(rank=0), dict(rank=-1), dict(rank=2.0), dict(rank=True), dict(update_proj_gap=0),
-        dict(update_proj_gap=1.5), dict(projection_type="both"), dict(basis="lanczos"),
-        dict(moments="forget"), dict(scale=math.nan), dict(scale=math.inf), dict(max_drift=0.0),
-        dict(max_drift=1.0), dict(max_drift=math.nan), dict(seed="a"), dict(seed=-1),
-        dict(lr=-1.0), dict(lr=math.nan), dict(eps=-1e-8), dict(betas=(0.9, 1.0)),
-        dict(betas=(0.9,)), dict(weight_decay=-0.1),
-    ],
-)  # fmt: skip
-def test_bad_options_are_refused_where_they_are_given(options) -> None:
-    (name, value), p = next(iter(options.items())), weight(TALL)
-    with pytest.raises(ValueError, match=f"{name}=") as error:
-        GaLore([p], **options)
-    assert str(value) in str(error.value)
-    with pytest.raises(ValueError, match=f"{name}="):
-        GaLore([{"params": [p], **options}])
-    optimizer = GaLore([p])
-    with pytest.raises(ValueError, match=f"{name}="):
-        optimizer.add_param_group({"params": [weight(WIDE)], **options})
-    assert len(optimizer.param_groups) == 1
-
-
-def test_unknown_options_are_refused_by_name() -> None:
-    p = weight(TALL)
-    for group in ({"params": [p], "update_proj_gab": 10}, {"params": [p], "proj_type": "std"}):
-        with pytest.raises(
-            ValueError, match=r"'(update_proj_gab|proj_type)' is no option of GaLor"
-        ):
-            GaLore([group])
-    with pytest.raises(TypeError, match="update_proj_gab"):
-        GaLore([p], update_proj_gab=10)  # type: ignore[call-arg]
-    for name in ("amsgrad", "foreach", "capturable", "differentiable"):
-        with pytest.raises(ValueError, match=f"'{name}' is no option of GaLore"):
-            GaLore([{"params": [p], name: True}])
-    GaLore([{"params": [p], "rank": 2}])  # the rank alone is enough
-
-
 def test_reset_forgets_everything() -> None:
     used, unused = weight(TALL, seed=1), weight(WIDE, seed=2)
     optimizer = GaLore([used, unused], rank=2, update_proj_gap=3, projection_type="random")
@@ -543,12 +442,8 @@ def test_reset_forgets_everything() -> None:
     assert unused not in optimizer.state
 
 
-def test_complex_weights_are_refused_and_decay_is_no_penalty() -> None:
-    z = nn.Parameter(torch.zeros(4, 3, dtype=torch.complex64))
-    for params in ([z], [("z", z)], [{"params": z}], iter([z])):
-        with pytest.raises(ValueError, match="complex64; GaLore takes real ones"):
-            GaLore(params, rank=2)
-    # decoupled: a weight shrinks by lr * decay, whatever scale is, and the moments never see it
+def test_a_decay_is_no_penalty() -> None:
+    """A weight shrinks by lr * decay, whatever scale is, and the moments never see it."""
     p = weight(TALL, dtype=torch.float64)
     before = p.detach().clone()
     optimizer = GaLore([p], lr=0.1, rank=2, weight_decay=0.5, scale=7.0)
@@ -907,121 +802,17 @@ def test_vectors_scalars_and_groups_without_rank_are_adamw() -> None:
     assert all(a.state_shapes(p) == b.state_shapes(q) for p, q in zip(ours, twins, strict=True))
 
 
-def test_groups_may_be_empty_and_parameters_without_gradient() -> None:
-    p, q = weight(TALL), weight(WIDE)
-    optimizer = GaLore([{"params": []}, {"params": [p, q], "rank": 2}])
-    optimizer.step()
-    assert not optimizer.state
-    before = q.detach().clone()
-    feed(optimizer, p, *some_gradients(p, 2))
-    assert q not in optimizer.state
-    assert_same(q.detach(), before)
-
-
-@pytest.mark.parametrize("kind", PROJECTION_TYPES)
-def test_weights_and_gradients_need_not_be_contiguous(kind) -> None:
-    base = random_tensor(7, 8, seed=1)
-    ours = [nn.Parameter(base.clone().mT[::2]), nn.Parameter(base.clone()[:, ::2])]
-    twins = [nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format)) for p in ours]
-    a, b = (
-        GaLore(ps, rank=3, update_proj_gap=2, projection_type=kind, eps=0.03)
-        for ps in (ours, twins)
-    )
-    for step in range(5):
-        for p, q in zip(ours, twins, strict=True):
-            q.grad = random_tensor(*q.shape, seed=step)
-            p.grad = q.grad.mT.contiguous().mT
-            assert not p.is_contiguous() and not p.grad.is_contiguous()
-        a.step()
-        b.step()
-    torch.testing.assert_close(snapshot(a), snapshot(b), rtol=0, atol=1e-5)
-
-
-def test_a_learning_rate_may_be_a_tensor_and_may_be_scheduled() -> None:
-    gradients = some_gradients(weight(TALL), 6)
-    p, q = weight(TALL), weight(TALL)
-    a, b = GaLore([p], lr=torch.tensor(0.1), rank=2), GaLore([q], lr=0.1, rank=2)
-    feed(a, p, *gradients)
-    feed(b, q, *gradients)
-    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
-    p, q = weight(TALL), weight(TALL)
-    a, b = GaLore([p], lr=0.1, rank=2), GaLore([q], lr=0.1, rank=2)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(a, T_max=5)
-    for step, g in enumerate(gradients):
-        b.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * min(step, 10) / 5))
-        feed(a, p, g)
-        feed(b, q, g)
-        scheduler.step()
-    torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
-
-
-def test_a_closure_is_called_once_with_gradients_on() -> None:
-    p, target = weight(TALL), gradient(TALL, dtype=torch.float32)
-    optimizer = GaLore([p], lr=0.2, rank=2, scale=1.0, update_proj_gap=5, weight_decay=0.0)
-    calls = []
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = (p - target).square().sum()
-        loss.backward()
-        calls.append(loss.item())
-        return loss
-
-    with torch.no_grad():
-        for _ in range(60):
-            assert optimizer.step(closure).item() == calls[-1]
-    assert len(calls) == 60
-    assert calls[-1] < 0.3 * calls[0]
-
-
-def test_added_groups_take_the_defaults_and_their_own_options() -> None:
+def test_each_group_has_its_own_projection() -> None:
     p, q, v = weight(TALL), weight(WIDE), weight((3,))
-    optimizer = GaLore([p], rank=2, scale=0.5)
-    optimizer.add_param_group({"params": (x for x in [q, v]), "rank": 3, "projection_type": "full"})
-    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 2]
-    assert optimizer.param_groups[1]["scale"] == 0.5
+    optimizer = GaLore([p], rank=2)
+    optimizer.add_param_group({"params": [q, v], "rank": 3, "projection_type": "full"})
     for x in (p, q, v):
         x.grad = random_tensor(*x.shape)
     optimizer.step()
-    assert optimizer.state[p]["exp_avg"].shape == (7, 2)
-    assert optimizer.state[q]["exp_avg"].shape == (3, 3)
-    assert optimizer.state[v]["exp_avg"].shape == (3,)
-    with pytest.raises(ValueError, match="none of the groups"):
-        optimizer.state_shapes(weight(TALL))
+    moments = [tuple(optimizer.state[x]["exp_avg"].shape) for x in (p, q, v)]
+    assert moments == [(7, 2), (3, 3), (3,)]
     with pytest.raises(TypeError, match="set"):
         GaLore([{"params": {p}, "rank": 2}])
-
-
-def test_named_parameters_and_generators() -> None:
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
-
-    models = [model() for _ in range(4)]
-    optimizers = [
-        GaLore(models[0].named_parameters(), rank=2),
-        GaLore(models[1].parameters(), rank=2),
-        GaLore([{"params": models[2].parameters(), "rank": 2}]),
-        GaLore([{"params": models[3].named_parameters(), "rank": 2}]),
-    ]
-    assert optimizers[0].param_groups[0]["param_names"][1] == "0.bias"
-    for m, optimizer in zip(models, optimizers, strict=True):
-        m(random_tensor(3, 6)).square().sum().backward()
-        optimizer.step()
-        assert_same(dict(m.named_parameters()), dict(models[0].named_parameters()))
-    assert not torch.equal(models[0][0].weight, model()[0].weight)
-    optimizers[1].load_state_dict(through_a_file(optimizers[0].state_dict()))
-
-
-def test_an_optimizer_can_be_copied_and_pickled() -> None:
-    p = weight(TALL)
-    optimizer = GaLore([p], rank=2, update_proj_gap=2)
-    feed(optimizer, p, *some_gradients(p, 3))
-    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert_same(snapshot(twin), snapshot(optimizer))
-        other = twin.param_groups[0]["params"][0]
-        feed(twin, other, *some_gradients(p, 3, seed=1))
-        assert not torch.equal(other, p)
 
 
 # ---------------------------------------------------------------------------- saved and loaded
@@ -1033,7 +824,7 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_gap(kind, dtype) -> None:
     for stop, basis, moments in itertools.product((3, 4, 5), BASES, MOMENTS):
         options: Any = dict(
             lr=0.05, rank=2, update_proj_gap=4, projection_type=kind, basis=basis, moments=moments,
-            seed=3, max_drift=0.9, fused=stop == 5,
+            seed=3, max_drift=None if stop == 4 else 0.9, fused=stop == 5,
         )  # fmt: skip
         p = weight(TALL, dtype=dtype)
         optimizer = GaLore([p], **options)
@@ -1075,50 +866,36 @@ def test_loaded_state_is_a_copy_on_the_device_of_the_parameter() -> None:
     assert loaded.state[wide]["right"].dtype is torch.float64
 
 
-def test_state_that_does_not_fit_is_refused_with_nothing_changed() -> None:
-    def made(*shapes: tuple[int, ...], **options: Any) -> GaLore:
-        params = [weight(shape) for shape in shapes]
-        optimizer = GaLore(params, **options)
-        for p in params:
+def test_state_of_other_shapes_is_refused_and_options_come_with_a_state() -> None:
+    def stepped(*shapes: tuple[int, ...], **options: Any) -> GaLore:
+        optimizer = GaLore([weight(shape) for shape in shapes], **options)
+        for p in optimizer.param_groups[0]["params"]:
             p.grad = random_tensor(*p.shape)
         optimizer.step()
         return optimizer
 
-    optimizer = made(TALL, (3,), rank=2)
-    good = optimizer.state_dict()
-    lacking, more, wrong, odd = (copy.deepcopy(good) for _ in range(4))
-    del lacking["state"][0]["right"]
+    optimizer = stepped(TALL, (3,), rank=2)
+    before = snapshot(optimizer)
+    more = copy.deepcopy(optimizer.state_dict())
     more["state"][0]["left"] = torch.zeros(7, 2)
-    wrong["state"][1]["exp_avg"] = torch.zeros(4)
-    odd["state"][0]["exp_avg"] = [1.0]
-    torch_adamw = torch.optim.AdamW([weight(TALL), weight((3,))])
-    for p in torch_adamw.param_groups[0]["params"]:
-        p.grad = random_tensor(*p.shape)
-    torch_adamw.step()
-    before, groups = snapshot(optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
     for state, message in (
-        (made(WIDE, (3,), rank=2).state_dict(), r"shape \(7, 4\) has shape"),
-        (made((3,), TALL, rank=2).state_dict(), "has shape"),
-        (lacking, r"'right' .* has shape None, expected \(4, 2\)"),
+        (stepped(WIDE, (3,), rank=2).state_dict(), r"shape \(7, 4\) has shape"),
+        (stepped((3,), TALL, rank=2).state_dict(), "has shape"),
         (more, r"'left' .* has shape \(7, 2\), expected None"),
-        (wrong, r"'exp_avg' of a parameter of shape \(3,\) has shape \(4,\), expected \(3,\)"),
-        (odd, r"'exp_avg' .* has shape None"),
-        (made(TALL, rank=2).state_dict(), "size of"),
-        (torch_adamw.state_dict(), "no option"),
+        (stepped(TALL, rank=2).state_dict(), "size of"),
     ):
         with pytest.raises(ValueError, match=message):
             optimizer.load_state_dict(state)
         assert_same(snapshot(optimizer), before)
-        assert optimizer.state_dict()["param_groups"] == groups
     # its own options come with the state, and a parameter may have none yet
     other = GaLore([weight(TALL), weight((3,))], rank=3, projection_type="full")
-    other.load_state_dict(made(TALL, (3,), rank=2).state_dict())
+    other.load_state_dict(stepped(TALL, (3,), rank=2).state_dict())
     assert other.param_groups[0]["rank"] == 2
     other.load_state_dict(GaLore([weight(TALL), weight((3,))], rank=2).state_dict())
     assert not other.state
     # max_drift may be turned on and off between a save and a load
     for first, then in ((None, 0.5), (0.5, None)):
-        changed = made(TALL, (3,), rank=2, max_drift=first)
+        changed = stepped(TALL, (3,), rank=2, max_drift=first)
         changed.param_groups[0]["max_drift"] = then
         other.load_state_dict(changed.state_dict())
 
@@ -1243,12 +1020,6 @@ def test_a_finite_gradient_makes_no_step_that_is_not() -> None:
         p.grad = torch.full((8, 6), 3e38)
         optimizer.step()
         assert torch.isfinite(p).all(), basis
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
-def test_a_scale_that_does_not_descend_is_refused(scale: float) -> None:
-    with pytest.raises(ValueError, match="scale="):
-        GaLore([torch.nn.Parameter(torch.ones(2, 2))], rank=1, scale=scale)
 
 
 def test_a_copy_multiplies_as_the_original_does() -> None:

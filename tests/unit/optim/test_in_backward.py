@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import singular_basis
 from lm_from_scratch.optim.in_backward import update_in_backward
+from lm_from_scratch.optim.muon import Muon
 from lm_from_scratch.training.gradient_checkpointing import use_gradient_checkpointing_
 from lm_from_scratch.training.loss import causal_lm_loss
 
@@ -22,6 +24,7 @@ MODELS = {
     "gpt2": tiny_gpt2,  # the head is tied to the embedding
     "qwen2": tiny_qwen2,
     "tied qwen2": lambda: tiny_qwen2(tie_word_embeddings=True),
+    "wide gpt2": lambda: tiny_gpt2(n_embd=64),  # large enough for moments of 8 bits
 }
 
 
@@ -36,12 +39,19 @@ def adamw(model: nn.Module, **options: Any) -> AdamW:
     return AdamW(model.parameters(), 1e-2, **options)
 
 
-def fused_galore(model: nn.Module) -> GaLore:
-    return galore(model, fused=True)
+def muon(model: nn.Module) -> Muon:
+    return Muon(model.parameters(), 1e-2, momentum=0.9)
 
 
-def fused_adamw(model: nn.Module) -> AdamW:
-    return adamw(model, fused=True)
+PLAIN: dict[str, Callable[[nn.Module], AdamW]] = {
+    "adamw": adamw,
+    "fused adamw": partial(adamw, fused=True),
+    "adamw in 8 bits": partial(adamw, optim_bits=8),
+    "galore": galore,
+    "fused galore": partial(galore, fused=True),
+    "galore in 8 bits": partial(galore, optim_bits=8, rank=64),
+    "muon": muon,
+}
 
 
 def loss_of(model: CausalLM, seed: int) -> Tensor:
@@ -61,7 +71,7 @@ def assert_same(a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("make", [adamw, fused_adamw, galore, fused_galore])
+@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_and_state_are_bit_for_bit_those_of_plain_steps(name, make) -> None:
     ends = []

@@ -1,10 +1,6 @@
 """optim/muon.py: torch's Muon bit for bit, laws of a polar factor, and what it refuses."""
 
-import copy
-import io
 import math
-from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import tiny_gpt2, token_ids
 from torch import Tensor, nn
 
-from lm_from_scratch.optim import muon
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.optim.in_backward import update_in_backward
 from lm_from_scratch.optim.muon import COEFFICIENTS, Muon, orthogonalize, scale_of
-from lm_from_scratch.training.loss import causal_lm_loss
 
 F64 = torch.float64
 SHAPES = {"tall": (48, 16), "wide": (16, 48), "square": (32, 32), "odd": (7, 13), "thin": (2, 65)}
@@ -273,70 +265,6 @@ def test_a_stack_of_experts_is_one_matrix_each() -> None:
     assert torch.equal(stack, torch.stack(alone))
 
 
-def test_strides_do_not_matter() -> None:
-    plain = nn.Parameter(normal(6, 4, dtype=torch.float32))
-    turned = nn.Parameter(plain.detach().t().contiguous().t())
-    assert not turned.is_contiguous()
-    a, b = Muon([plain], momentum=0.9), Muon([turned], momentum=0.9)
-    for step in range(3):
-        for p, optimizer in ((plain, a), (turned, b)):
-            set_gradients([p], step)
-            optimizer.step()
-    torch.testing.assert_close(turned, plain, atol=1e-6, rtol=1e-6)
-
-
-def test_the_state_is_as_announced_and_half_of_AdamW_s() -> None:
-    params = [nn.Parameter(normal(6, 4)), nn.Parameter(normal(5))]
-    optimizer = Muon(params, momentum=0.9)
-    announced = [optimizer.state_shapes(p) for p in params]
-    feed(optimizer, 0, 1)
-    held = [{name: x.shape for name, x in optimizer.state[p].items()} for p in params]
-    assert held == announced and list(held[0]) == ["momentum_buffer"]
-    assert list(held[1]) == ["step", "exp_avg", "exp_avg_sq"]
-
-
-def groups(dtype: torch.dtype) -> list[dict[str, Any]]:
-    return [
-        {"params": weights(dtype), "momentum": 0.9, "ns_dtype": "bfloat16"},
-        {"params": [nn.Parameter(normal(4, 3, seed=9, dtype=dtype))], "lr": 0.3},
-    ]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_run_that_was_saved_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
-    whole, resumed = Muon(groups(dtype), lr=0.1), Muon(groups(dtype), lr=999.0)
-    at_3, file = feed(whole, 0, 3), io.BytesIO()
-    torch.save(whole.state_dict(), file)
-    file.seek(0)
-    for group in resumed.param_groups:
-        for p in group["params"]:
-            p.data.copy_(at_3.pop(0))
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    other = copy.deepcopy(whole)
-    want = feed(whole, 3, 6)
-    for optimizer in (resumed, other):
-        assert all(torch.equal(*pair) for pair in zip(feed(optimizer, 3, 6), want, strict=True))
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_steps_within_the_backward_pass_are_the_same(passes: int) -> None:
-    ends = []
-    for inside in (False, True):
-        model = tiny_gpt2().double()
-        matrices = [p for p in model.transformer.h.parameters() if p.dim() == 2]
-        others = [p for p in model.parameters() if all(p is not m for m in matrices)]
-        optimizer = Muon([{"params": matrices, "momentum": 0.9}, {"params": others}], lr=0.01)
-        context = update_in_backward(optimizer, passes) if inside else torch.enable_grad()
-        with context:
-            for i in range(6):
-                causal_lm_loss(model(token_ids(2, 9, seed=i)), token_ids(2, 9, seed=i)).backward()
-                if i % passes == passes - 1:
-                    optimizer.step()
-                    optimizer.zero_grad()
-        ends.append([p.detach() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-
-
 # ----------------------------------------------------------------------------- what it refuses
 
 
@@ -346,183 +274,7 @@ def test_only_a_matrix_has_directions(shape: tuple[int, ...]) -> None:
         orthogonalize(torch.ones(shape))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
-    params = weights()
-    optimizer = Muon(params, **PLAIN)
-    feed(optimizer, 0, 2)
-    before = copy.deepcopy(optimizer.state), [p.detach().clone() for p in params]
-    set_gradients(params, 2)
-    params[-1].grad[-1, -1] = bad
-    with pytest.raises(FloatingPointError, match=r"parameter 4, shape \(2, 65\), is not finite"):
-        optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(params, before[1], strict=True))
-    for now, old in zip(optimizer.state.values(), before[0].values(), strict=True):
-        assert torch.equal(now["momentum_buffer"], old["momentum_buffer"])
-
-
 def test_a_gradient_of_zeros_moves_nothing_and_leaves_no_nan() -> None:
     assert torch.equal(orthogonalize(torch.zeros(3, 4)), torch.zeros(3, 4))
     tiny = orthogonalize(torch.full((3, 4), 1e-30))
     assert tiny.abs().max() < 1e-15  # rounding is not blown up
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"momentum": 1.0}, r"^momentum=1\.0 must be None or in \[0, 1\)"),
-        ({"momentum": -0.1}, "^momentum=-0.1 must be"),
-        ({"momentum": math.nan}, "^momentum=nan must be"),
-        ({"ns_steps": 0}, "^ns_steps=0 must be a whole number from 1 to 99"),
-        ({"ns_steps": 100}, "^ns_steps=100 must be"),
-        ({"ns_steps": 2.0}, r"^ns_steps=2\.0 must be"),
-        ({"ns_coefficients": (1.0, 2.0)}, r"^ns_coefficients=\(1\.0, 2\.0\) must be three numbers"),
-        ({"adjust_lr_fn": "rms"}, "^adjust_lr_fn='rms' must be one of"),
-        ({"ns_dtype": "float16"}, "^ns_dtype='float16' must be one of"),
-        ({"scale": 0.0}, r"^scale=0\.0 must be above 0"),
-        ({"optim_bits": 8, "momentum": 0.9}, "^optim_bits=8 is for AdamW and GaLore"),
-        ({"lr": -1.0}, r"^lr=-1\.0 must be finite"),
-        ({"rank": 4}, "^'rank' is no option of Muon"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Muon([{"params": weights(), **options}])
-
-
-def test_a_state_of_another_optimizer_is_refused() -> None:
-    ours = Muon(weights(), momentum=0.9)
-    for other in (torch.optim.Muon(weights()), AdamW(weights())):
-        feed(other, 0, 1)
-        with pytest.raises(ValueError, match="it is not one of Muon"):
-            ours.load_state_dict(other.state_dict())
-    assert not ours.state
-
-
-# ------------------------------------------------------ mistakes, and the law that finds each
-
-
-def mutated(**change: Any) -> Callable:
-    """:func:`orthogonalize`, with one thing wrong."""
-
-    def wrong(
-        G: Tensor, steps: int = 5, coefficients: tuple[float, float, float] = COEFFICIENTS
-    ) -> Tensor:
-        a, b, c = change.get("coefficients", coefficients)
-        tall = change.get("transpose", True) and G.shape[0] > G.shape[1]
-        X = G.mT if tall else G
-        X = X / change.get("norm", torch.linalg.vector_norm)(X)
-        for _ in range(change.get("steps", steps)):
-            gram = X @ X.mT
-            X = torch.addmm(X, torch.addmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
-        return X.mT if tall else X
-
-    return wrong
-
-
-def update_matrix(self: Muon, p: Tensor, group: dict[str, Any], mistake: str = "") -> None:
-    """The step, with one thing wrong."""
-    with torch.no_grad():
-        if not self.state[p]:
-            self.state[p].update(self.new_state(p, group))
-        mean, mu, lr, grad = (
-            self.state[p]["momentum_buffer"],
-            group["momentum"],
-            group["lr"],
-            p.grad,
-        )
-        decay = group["weight_decay"]
-        if mistake == "coupled":
-            grad = grad + decay * p
-        mean.lerp_(grad, mu if mistake == "share" else 1 - mu)
-        ahead = group["nesterov"] and mistake != "plain"
-        direction = self.orthogonal(grad.lerp(mean, mu) if ahead else mean, group)
-        factor = muon.scale_of(p.shape[0], p.shape[1], group["adjust_lr_fn"])
-        if mistake == "scaled":
-            lr = lr * factor
-            factor = 1.0
-        p.mul_(1.0 if mistake == "coupled" else 1 - lr * decay)
-        p.add_(direction, alpha=-lr * group["scale"] * factor)
-
-
-def small_side(m: int, n: int, adjust_lr_fn: str = "match_rms_adamw") -> float:
-    return 0.2 * math.sqrt(min(m, n)) if adjust_lr_fn[0] == "m" else math.sqrt(max(1.0, m / n))
-
-
-def other_side(m: int, n: int, adjust_lr_fn: str = "match_rms_adamw") -> float:
-    return scale_of(n, m, adjust_lr_fn)
-
-
-LAWS: dict[str, Callable[[], None]] = {
-    "torch": against_torch,
-    "torch, matched": partial(against_torch, adjust_lr_fn="match_rms_adamw"),
-    "formula": test_the_class_is_the_formula,
-    "decay": test_decay_alone,
-    "directions": partial(test_same_directions_and_values_near_1, (48, 16), 0.1),
-    "band": test_the_iteration_is_the_polynomial_of_each_singular_value,
-    "zeros": test_a_gradient_of_zeros_moves_nothing_and_leaves_no_nan,
-    "cost": lambda: test_a_tall_matrix_costs_what_a_wide_one_costs(pytest.MonkeyPatch()),
-}
-
-a, b, c = COEFFICIENTS
-MUTANTS: dict[str, tuple[str, Any, set[str]]] = {
-    "the coefficient of the cube is off": (
-        "orthogonalize", mutated(coefficients=(a, -4.7570, c)), {"torch", "band"},
-    ),
-    "two coefficients change places": (
-        "orthogonalize", mutated(coefficients=(a, c, b)), {"torch", "band", "directions"},
-    ),
-    "no division by the Frobenius norm": (
-        "orthogonalize", mutated(norm=lambda X: 1.0), {"torch", "band", "directions"},
-    ),
-    "divided by the largest entry": (
-        "orthogonalize", mutated(norm=lambda X: X.abs().max()), {"torch", "band", "directions"},
-    ),
-    "a norm of 0 is not guarded": ("orthogonalize", mutated(), {"zeros"}),
-    "a tall matrix is not turned": ("orthogonalize", mutated(transpose=False), {"cost"}),
-    "one step too few": ("orthogonalize", mutated(steps=4), {"torch", "band"}),
-    "momentum does not look ahead": (
-        "Muon.update_matrix", partial(update_matrix, mistake="plain"), {"torch", "formula"},
-    ),
-    "the mean keeps the wrong share": (
-        "Muon.update_matrix", partial(update_matrix, mistake="share"), {"torch", "formula"},
-    ),
-    "the decay is part of the gradient": (
-        "Muon.update_matrix", partial(update_matrix, mistake="coupled"), {"torch", "decay"},
-    ),
-    "the decay is scaled by the shape": (
-        "Muon.update_matrix", partial(update_matrix, mistake="scaled"), {"torch, matched", "decay"},
-    ),
-    "the scale has rows and columns exchanged": ("scale_of", other_side, {"torch"}),
-    "the scale has the smaller side": ("scale_of", small_side, {"torch, matched"}),
-}  # fmt: skip
-
-
-def broken(where: str, code: Any) -> set[str]:
-    """The laws that do not hold with this code in the place of the right one."""
-    owner, _, name = where.rpartition(".")
-    with pytest.MonkeyPatch.context() as patch:
-        if isinstance(code, partial):  # a method
-            kept, code = code, lambda self, p, group: kept(self, p, group)
-        patch.setattr(getattr(muon, owner) if owner else muon, name, code)
-        if where == "orthogonalize":
-            patch.setitem(globals(), name, code)
-        found = set()
-        for law, holds in LAWS.items():
-            try:
-                holds()
-            except (AssertionError, RuntimeError):
-                found.add(law)
-    return found
-
-
-@pytest.mark.parametrize("mistake", MUTANTS)
-def test_a_mistake_breaks_the_laws_that_it_should(mistake: str) -> None:
-    where, code, wanted = MUTANTS[mistake]
-    assert wanted <= broken(where, code)
-
-
-def test_the_same_code_written_again_breaks_none() -> None:
-    assert broken("Muon.update_matrix", partial(update_matrix, mistake="")) == set()
-    guarded = mutated(norm=lambda X: X.norm().clamp(min=1e-7))
-    assert broken("orthogonalize", guarded) == set()
