@@ -354,8 +354,7 @@ def validate(names: str) -> None:
     if not answers(python(), "import triton"):
         say("The stored notebooks are not run: there is no Triton")
         return
-    force = "python docs/_ext gallery.gpu_notebooks --force"
-    say(f"The stored notebooks. If a new output is right: {force}")
+    say("The stored notebooks. If a new output is right: python docs/_ext gallery.gpu_notebooks")
     notebooks = sorted((ROOT / "tutorials" / "gpu").glob("*.ipynb"))
     run(python(), *NBVAL, *(str(path) for path in notebooks if re.fullmatch(names, path.stem)))
 

@@ -33,12 +33,12 @@ def existing(pattern: str) -> list[str]:
 
 
 def is_page(name: str) -> bool:
-    """A script in a chapter, or the notebook beside it, which pages on kernels have."""
+    """A script in a chapter, or the notebook of a page on a kernel."""
     return bool(re.fullmatch(r"tutorials/\w+/\w+\.(py|ipynb)", name))
 
 
-def is_run(name: str) -> bool:
-    return is_page(name) and not name.startswith("tutorials/gpu/")
+def is_script(name: str) -> bool:
+    return is_page(name) and name.endswith(".py")
 
 
 def tests_of(name: str) -> list[str]:
@@ -47,7 +47,7 @@ def tests_of(name: str) -> list[str]:
     if stem.startswith("test_"):
         return [] if parts[1] == "site" else [name]
     if is_page(name):
-        notebooks = "notebooks" if is_run(name) else "gpu_notebooks"
+        notebooks = "notebooks" if is_script(name) else "gpu_notebooks"
         return of_pages("anatomy", "course", "lookup", "teaching", notebooks)
     if parts[:2] == ["docs", "_ext"]:
         return of_pages("*")
@@ -85,9 +85,8 @@ def exercise_of(name: str) -> str:
 
 def main() -> int:
     files = changed()
-    pages = [name for name in files if is_run(name)]
-    stored = {Path(name).with_suffix(".ipynb").as_posix() for name in files if is_page(name)}
-    stored = sorted(name for name in stored if not is_run(name) and (ROOT / name).is_file())
+    pages = [name for name in files if is_script(name)]
+    stored = [name for name in files if is_page(name) and not is_script(name)]
     tests = sorted({test for name in files for test in tests_of(name)})
     env = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     print(f"{len(files)} changed files, {len(pages)} pages to run, {len(tests)} test files")

@@ -20,6 +20,7 @@ import triton
 from bench_kernels import ROWS, Row, Setting
 from compile_kernels import kernels_in_the_package
 from gallery import pages
+from sources import modules
 from tiny_models import tiny_qwen2, token_ids
 
 from lm_from_scratch.instruments.roofline import GPU, Cost, measurements
@@ -129,9 +130,9 @@ def test_rows_that_look_at_positions_count_what_is_visible() -> None:
 def test_rows_have_names_that_pages_ask_for() -> None:
     """`roofline.show("swiglu", ...)` finds the results of the row of that name."""
     names = {row.kernel for make in ROWS.values() for row in make(Setting(smoke=True))}
-    for script in pages.gpu_scripts():
-        for asked in re.findall(r"\bshow\(\s*\"([^\"]+)\"", script.read_text()):
-            assert asked in names, f"{script.name} shows {asked!r}"
+    for page in pages.notebooks():
+        for asked in re.findall(r"\bshow\(\s*\"([^\"]+)\"", modules.code(page)):
+            assert asked in names, f"{page.name} shows {asked!r}"
 
 
 @pytest.fixture

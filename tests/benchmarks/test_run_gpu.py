@@ -34,32 +34,23 @@ def test_a_command_fails_with_its_child() -> None:
     assert not run_gpu.command(sys.executable, "-c", "raise SystemExit(3)")()
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    script = tmp_path / "1_page.py"
-    script.write_text("x = 1\nprint('one')\nx\nprint('two')\n")
+def test_a_page_prints_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = tmp_path / "1_page.ipynb"
     outputs = [
         {"output_type": "stream", "name": "stdout", "text": ["one\n"]},
         {"output_type": "execute_result", "data": {"text/plain": "1"}},
         {"output_type": "stream", "name": "stdout", "text": ["two\n"]},
     ]
-    cells = [{"cell_type": "markdown", "source": []}, {"cell_type": "code", "outputs": outputs}]
-    script.with_suffix(".ipynb").write_text(json.dumps({"cells": cells}))
-    return script
-
-
-def test_a_page_prints_what_is_stored(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_gpu.pages([script])
-    script.write_text(script.read_text().replace("two", "three"))
-    assert not run_gpu.pages([script])
-    script.write_text("1 / 0\n")
-    assert not run_gpu.pages([script])
-    script.with_suffix(".ipynb").unlink()
-    script.write_text("")
-    assert not run_gpu.pages([script])
-    out = capsys.readouterr().out
-    for words in ("prints what is stored", "prints something else", "ZeroDivision", "no stored"):
-        assert words in out
+    for code, verdict in [
+        ("x = 1\nprint('one')\nx\nprint('two')", "prints what is stored"),
+        ("print('one')\nprint('three')", "prints something else"),
+        ("1 / 0", "ZeroDivision"),
+    ]:
+        cell = {"cell_type": "code", "source": code.splitlines(keepends=True), "outputs": outputs}
+        cells = [{"cell_type": "markdown", "source": ["Text."]}, cell]
+        notebook.write_text(json.dumps({"cells": cells}))
+        assert run_gpu.pages([notebook]) == (verdict == "prints what is stored")
+        assert verdict in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -10,7 +10,7 @@ import pytest
 from gallery import folding, pages
 from gallery.pages import Section
 
-SCRIPTS = [*pages.scripts(), *pages.gpu_scripts()]
+SOURCES = [*pages.scripts(), *pages.notebooks()]
 QUIZ = "Which sentence is false?"
 LAST = ["Bug museum", QUIZ, "Exercises", "Summary", "Sources"]
 LEVELS = "=-~"
@@ -26,31 +26,31 @@ PICTURE = re.compile(r"^\.\. (image|live)::", re.M)
 WORDS, LINES, LINES_OF_A_BLOCK, WORDS_BEFORE_A_PICTURE = 1200, 100, 20, 150
 
 
-def is_lesson(script: Path) -> bool:
-    return not pages.number(script)[1]
+def is_lesson(source: Path) -> bool:
+    return not pages.number(source)[1]
 
 
-def faults(script: Path) -> list[str]:
-    sections = pages.split(script)
-    code = [block.content for block in pages.blocks(script) if block.type == "code"]
+def faults(source: Path) -> list[str]:
+    sections = pages.split(source)
+    code = [block.content for block in pages.blocks(source) if block.type == "code"]
     if [s.mark for s in sections].count("=") != 1 or sections[0].mark != "=":
         return ["the page does not begin with its one title"]
-    found = wrong_headings(sections) + wrong_order(sections, is_lesson(script))
-    found += wrong_lists(sections, is_lesson(script))
+    found = wrong_headings(sections) + wrong_order(sections, is_lesson(source))
+    found += wrong_lists(sections, is_lesson(source))
     if not sections[0].text:
         found.append("no paragraph says why")
-    if is_lesson(script):
-        return found + too_long(script)
+    if is_lesson(source):
+        return found + too_long(source)
     versions = r"lm_from_scratch\.__version__", r"torch\.__version__"
     # What a page on a GPU kernel prints is the same on every machine.
-    if script.parent != pages.GPU and not all(re.search(v, "".join(code[-1:])) for v in versions):
+    if source.parent != pages.GPU and not all(re.search(v, "".join(code[-1:])) for v in versions):
         found.append("the last block does not print the versions of torch and lm_from_scratch")
     return found
 
 
-def too_long(script: Path) -> list[str]:
+def too_long(source: Path) -> list[str]:
     """What a lesson has too much of: words, visible lines, anything before its first picture."""
-    blocks = pages.blocks(script)
+    blocks = pages.blocks(source)
     parts = iter(folding.parts([block.content for block in blocks if block.type == "code"]))
     words, visible, first, found = 0, 0, None, []
     for block in blocks:
@@ -127,9 +127,9 @@ def wrong_lists(sections: list[Section], lesson: bool) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_page_has_its_parts(script: Path) -> None:
-    assert faults(script) == []
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_page_has_its_parts(source: Path) -> None:
+    assert faults(source) == []
 
 
 def template(name: str) -> str:

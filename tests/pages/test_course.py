@@ -14,7 +14,7 @@ each_page = pytest.mark.parametrize("name", PAGES)
 
 @each_page
 def test_links_between_pages_lead_to_pages(name: str) -> None:
-    for block in pages.blocks(pages.script(name)):
+    for block in pages.blocks(pages.source(name)):
         for link in pages.LINK.finditer(block.content):
             assert pages.target(name, link) in PAGES, link[0]
 

@@ -240,7 +240,7 @@ def test_no_solution_in_the_archive() -> None:
 
 @each_exercise
 def test_links_lead_both_ways(found: Exercise) -> None:
-    assert pages.script(found.page).is_file(), f"{found.page} is no tutorial"
+    assert pages.source(found.page).is_file(), f"{found.page} is no tutorial"
     assert f"`{pages.document(found.page)}`" in exercise_pages.page(found)
     (line,) = navigation.with_checks(found.page, "gpu/1_swiglu")
     assert f"/exercises/{found.name}" in [x["reftarget"] for x in line.findall(pending_xref)]

@@ -1,30 +1,27 @@
-"""Pages on GPU kernels: each notebook belongs to its script.
+"""Pages on GPU kernels: what is stored in each notebook, and how it comes there.
 
 That it runs to the same outputs is nbval's affair: `make test` calls it."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from gallery import downloads, gpu_notebooks, pages
+from gallery import downloads, folding, gpu_notebooks, pages
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-from notebook_lint import lint_notebook, lint_script
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from notebook_lint import lint_notebook
 
-SCRIPTS = pages.gpu_scripts()
-each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+NOTEBOOKS = pages.notebooks()
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed here"
 )
-
-PROVENANCE = {"script", "sha256", "measurements", "device", "torch", "triton", "date", "seconds"}
 
 #: What differs from run to run or from machine to machine, and has no place in an output.
 VARYING = {
@@ -34,12 +31,16 @@ VARYING = {
 }
 
 
-def stored(script: Path) -> Any:
-    return nbformat.read(gpu_notebooks.notebook_path(script), as_version=4)
+def stored(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
 
 
-def code_cells(notebook: Any) -> list[Any]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+def code_cells(path: Path) -> list[Any]:
+    return [cell for cell in stored(path).cells if cell.cell_type == "code"]
+
+
+def outputs(path: Path) -> list[Any]:
+    return [output for cell in code_cells(path) for output in cell.outputs]
 
 
 def text_of(output: Any) -> str:
@@ -50,207 +51,124 @@ def text_of(output: Any) -> str:
 
 
 def test_the_pages_are_numbered() -> None:
-    names = [script.name for script in SCRIPTS]
-    assert [name for name in names if not re.fullmatch(r"\d+[a-z]?_\w+\.py", name)] == []
-    lessons = [number for number, letter in map(pages.number, SCRIPTS) if not letter]
-    assert lessons == list(range(1, len(lessons) + 1))
+    names = [path.name for path in pages.GPU.glob("*.ipynb")]
+    assert [name for name in names if not re.fullmatch(r"\d+[a-z]?_\w+\.ipynb", name)] == []
+    lessons = [number for number, letter in map(pages.number, NOTEBOOKS) if not letter]
+    assert lessons == list(range(1, len(lessons) + 1)) != []
 
 
-def test_no_notebook_is_without_its_script() -> None:
-    assert {path.stem for path in pages.GPU.glob("*.ipynb")} == {s.stem for s in SCRIPTS}
-
-
-@each_script
-def test_text_is_clean(script: Path) -> None:
-    assert lint_script(script) == []
-    assert lint_notebook(downloads.convert(script)) == []
-    text = "\n".join(cell.source for cell in gpu_notebooks.cells(script))
-    assert text.lstrip().startswith("# ")
-
-
-@each_script
-def test_the_notebook_belongs_to_the_script(script: Path) -> None:
-    """If this fails: python docs/_ext gallery.gpu_notebooks"""
-    assert gpu_notebooks.is_fresh(script)
-    notebook = stored(script)
+@each_notebook
+def test_text_is_clean(path: Path) -> None:
+    notebook = stored(path)
     nbformat.validate(notebook)
-    *cells, last = notebook.cells
-    expected = gpu_notebooks.cells(script)
-    for name in ("id", "cell_type", "source"):
-        assert [cell[name] for cell in cells] == [cell[name] for cell in expected]
-    provenance = notebook.metadata[gpu_notebooks.METADATA]
-    assert set(provenance) == PROVENANCE
-    assert provenance.script == script.name
-    assert all(str(value) for value in provenance.values())
-    assert last.cell_type == "markdown" and last.source == gpu_notebooks.origin(provenance)
+    assert lint_notebook(notebook) == []
+    assert notebook.cells[0].source.lstrip().startswith("# ")
 
 
-@each_script
-def test_every_cell_ran_in_order(script: Path) -> None:
-    cells = code_cells(stored(script))
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell.outputs]
-    assert [output for output in outputs if output.output_type == "error"] == []
-    assert [output for output in outputs if output.get("name") == "stderr"] == []
+@each_notebook
+def test_the_last_cell_says_where_outputs_come_from(path: Path) -> None:
+    """If this fails: python docs/_ext gallery.gpu_notebooks NAME"""
+    last = stored(path).cells[-1]
+    assert last.id == pages.ORIGIN
+    assert last.source == gpu_notebooks.origin(stored(path).metadata[pages.METADATA])
 
 
-@each_script
-def test_no_cell_is_exempt(script: Path) -> None:
+@each_notebook
+def test_every_cell_ran_in_order(path: Path) -> None:
+    counts = [cell.execution_count for cell in code_cells(path)]
+    assert counts == list(range(1, len(counts) + 1)) != []
+    assert [output for output in outputs(path) if output.output_type == "error"] == []
+    assert [output for output in outputs(path) if output.get("name") == "stderr"] == []
+
+
+@each_notebook
+def test_no_cell_is_exempt(path: Path) -> None:
     """A tag or a marker would keep nbval from comparing a cell."""
-    for cell in stored(script).cells:
-        assert set(cell.metadata) <= {"mystnb", "jupyter"}
-        assert not re.search(r"#\s*(NBVAL|PYTEST_VALIDATE)|^\s*[%!]", cell.source, flags=re.M) or (
-            cell.cell_type == "markdown"
-        )
+    assert all(set(cell.metadata) <= {"mystnb", "jupyter"} for cell in stored(path).cells)
+    for cell in code_cells(path):
+        assert not re.search(r"#\s*(NBVAL|PYTEST_VALIDATE)|^\s*[%!]", cell.source, flags=re.M)
 
 
-@each_script
-def test_figures_are_stored_with_their_text(script: Path) -> None:
-    for cell in code_cells(stored(script)):
-        drawn = [o for o in cell.outputs if "image/png" in o.get("data", {})]
+@each_notebook
+def test_figures_are_stored_with_their_text(path: Path) -> None:
+    for cell in code_cells(path):
+        drawn = [output for output in cell.outputs if "image/png" in output.get("data", {})]
         assert bool(drawn) == bool(re.search(r"^\s*(\w+\.)?show\(", cell.source, re.M))
-        if drawn:
-            assert cell.metadata.mystnb.image.alt
+        assert bool(drawn) == bool(cell.metadata.get("mystnb", {}).get("image", {}).get("alt"))
 
 
-@each_script
-def test_outputs_hold_nothing_that_varies(script: Path) -> None:
-    texts = [text_of(output) for cell in code_cells(stored(script)) for output in cell.outputs]
-    for text in texts:
+@each_notebook
+def test_outputs_hold_nothing_that_varies(path: Path) -> None:
+    for text in map(text_of, outputs(path)):
         for pattern, meaning in VARYING.items():
             assert not re.search(pattern, text), f"{meaning}: {text[:300]}"
 
 
-@needs_triton
-@each_script
-def test_source_is_printed_as_it_is(script: Path) -> None:
-    """If this fails: python docs/_ext gallery.gpu_notebooks"""
-    stored_cells, now = stored(script).cells, stored(script).cells
-    gpu_notebooks.print_again(now)
-    assert now == stored_cells
-
-
-@each_script
-def test_an_answer_is_hidden_until_a_reader_opens_it(script: Path) -> None:
-    cells, asks = stored(script).cells, False
-    for cell in cells:
+@each_notebook
+def test_an_answer_is_hidden_until_a_reader_opens_it(path: Path) -> None:
+    asks = False
+    for cell in stored(path).cells:
         if cell.cell_type == "markdown":
             asks = "**Predict first.**" in cell.source
         else:
-            assert bool(cell.metadata.get("jupyter", {}).get("outputs_hidden")) == asks
+            assert cell.metadata.get("jupyter", {}).get("outputs_hidden", False) == asks
 
 
-# -- what makes them, on a small page --------------------------------------------------------
+@each_notebook
+def test_code_that_the_site_folds_is_hidden_in_cells_of_its_own(path: Path) -> None:
+    cells = code_cells(path)
+    parts = folding.parts([cell.source.removesuffix(";") for cell in cells])
+    hidden = [[cell.metadata.get("jupyter", {}).get("source_hidden", False)] for cell in cells]
+    assert hidden == [[bool(part.kinds) for part in of_cell] for of_cell in parts]
 
-PAGE = r'''r"""
-A page
-======
 
-.. note::
+def test_text_becomes_the_markup_of_scripts() -> None:
+    text = (
+        "## A part\n\n[one](1_one.ipynb), ``f[i](x)``, $x_i$:\n\n\\begin{align}a &= b\\end{align}\n"
+    )
+    assert pages.in_markup_of_scripts(text) == (
+        "A part\n------\n\n`one <1_one.ipynb>`_, ``f[i](x)``, :math:`x_i`:\n\n"
+        ".. math::\n\n   a &= b\n"
+    )
 
-   A note.
-"""
 
-import matplotlib.pyplot as plt
+# -- what stores them, on a small page -------------------------------------------------------
 
-verdict = 1 + 1 == 2
-print("matches:", verdict)
-
-# %%
-# A section
-# ---------
-#
-# And a figure.
-
-_, ax = plt.subplots()
-ax.set_title("a title")
-plt.show()
-
-# %%
-# The end.
-
-verdict
-'''
+PRINTS = "import matplotlib.pyplot as plt\n\nprint('matches:', 1 + 1 == 2)"
+DRAWS = "_, ax = plt.subplots()\nax.set_title('a title')\nplt.show()"
+CODE = {
+    PRINTS: "matches: True\n",
+    DRAWS: "<Figure size 640x480 with 1 Axes>",
+    "1 + 1 == 2": "True",
+}
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Path:
-    script = tmp_path / "1_page.py"
-    script.write_text(PAGE)
-    return script
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "1_page.ipynb"
+    cells = [new_markdown_cell("# A page"), *map(new_code_cell, CODE)]
+    metadata = {pages.METADATA: {"needs": ["../1_gpt2/1_tokens"]}}
+    nbformat.write(new_notebook(cells=cells, metadata=metadata), path)
+    monkeypatch.setattr(pages, "notebooks", lambda: [path])
+    monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py", "1_page"])
+    return path
 
 
 @needs_triton
-def test_a_page_becomes_a_notebook_that_nbval_compares(page: Path, tmp_path: Path) -> None:
-    assert not gpu_notebooks.is_fresh(page)
-    gpu_notebooks.build(page)
-    assert gpu_notebooks.is_fresh(page)
-    assert {path.name for path in tmp_path.iterdir()} == {"1_page.py", "1_page.ipynb"}
-    notebook = stored(page)
-    first, second, third = code_cells(notebook)
-    assert [cell.execution_count for cell in (first, second, third)] == [1, 2, 3]
-    assert [text_of(output) for output in first.outputs] == ["matches: True\n"]
-    assert "image/png" in second.outputs[0].data
-    assert second.outputs[0].metadata == {}
-    alt = {"mystnb": {"image": {"alt": "a title"}}}
-    assert second.metadata == {"jupyter": {"source_hidden": True}, **alt}  # it draws, no more
-    assert third.outputs[0].data == {"text/plain": "True"}
-    assert "<strong>Note</strong>" in notebook.cells[0].source
-    assert notebook.metadata[gpu_notebooks.METADATA].script == "1_page.py"
-
-    path = gpu_notebooks.notebook_path(page)
-    whole = path.read_text()
-    edited = whole
-    for old, new in [('"matches: True\\n"', '"matches: False\\n"'), ('"True"', '"False"')]:
-        assert whole.count(old) == 1
-        edited = edited.replace(old, new)
-    path.write_text(edited)
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path)]
-    command += ["-p", "no:cacheprovider", "--nbval", "--nbval-current-env", str(path)]
-    run = subprocess.run(command, env=gpu_notebooks.environment(), capture_output=True, text=True)
-    assert "2 failed, 1 passed" in run.stdout, run.stdout + run.stderr
-
-    page.write_text(PAGE.replace("1 + 1", "1 + 2"))
-    assert not gpu_notebooks.is_fresh(page)
-
-
-@needs_triton
-def test_new_words_keep_the_outputs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands around code changes nothing that it prints."""
-    gpu_notebooks.build(page)
-    before = stored(page)
-    gpu_notebooks.build(page)
-    assert stored(page) == before
-    page.write_text(PAGE.replace("The end", "An end").replace("And a figure.", "And.\n#\n# Two."))
-    assert gpu_notebooks.is_fresh(page)
-    monkeypatch.setattr(gpu_notebooks, "execute", None)
-    gpu_notebooks.build(page)
-    now = stored(page)
-    assert [cell.source for cell in now.cells[:-1]] == [
-        cell.source for cell in gpu_notebooks.cells(page)
-    ]
-    assert [cell.outputs for cell in code_cells(now)] == [
-        cell.outputs for cell in code_cells(before)
-    ]
-    assert now.metadata == before.metadata
-
-
-@needs_triton
-def test_printed_source_is_new_without_a_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "import inspect\n\nfrom lm_from_scratch.drawings import canvas\n\nseen = 1\n"
-    page.write_text(f"{PAGE}\n# %%\n# On.\n\n{source}\n# %%\n# Its source.\n\n")
-    with page.open("a") as file:
-        file.write("print(inspect.getsource(canvas.tint))\n")
-    gpu_notebooks.build(page)
-    before = stored(page)
-    *_, last = code_cells(before)
-    assert "def tint(" in text_of(last.outputs[0])
-    last.outputs[0].text = "def tint(): as it was\n"
-    nbformat.write(before, gpu_notebooks.notebook_path(page))
-    monkeypatch.setattr(gpu_notebooks, "execute", None)
-    gpu_notebooks.build(page)
-    *_, last = code_cells(stored(page))
-    assert "def tint(colour" in text_of(last.outputs[0])
+def test_a_page_is_executed_and_stored(page: Path) -> None:
+    for _ in range(2):  # the second time what is stored is replaced
+        gpu_notebooks.main()
+        assert [path.name for path in page.parent.iterdir()] == ["1_page.ipynb"]
+        assert [text_of(output) for output in outputs(page)] == [*CODE.values()]
+        first, second, third = code_cells(page)
+        assert [cell.execution_count for cell in (first, second, third)] == [1, 2, 3]
+        assert "image/png" in second.outputs[0].data and second.outputs[0].metadata == {}
+        assert second.metadata == {"mystnb": {"image": {"alt": "a title"}}}
+        about = stored(page).metadata[pages.METADATA]
+        assert about["needs"] == ["../1_gpt2/1_tokens"]
+        assert set(about) == {"needs", "device", "torch", "triton", "date"}
+        assert stored(page).cells[-1].source == gpu_notebooks.origin(about)
+        assert len(stored(page).cells) == 5
 
 
 @needs_triton
@@ -258,56 +176,33 @@ def test_printed_source_is_new_without_a_run(page: Path, monkeypatch: pytest.Mon
     ("code", "error", "words"),
     [
         ("1 / 0", CellExecutionError, "ZeroDivisionError"),
-        ("import warnings\nwarnings.warn('old')", ValueError, "^1_page.py.* wrote to stderr"),
-        ("plt.plot([1])\nplt.show()", ValueError, "^1_page.py.* no title"),
+        ("import warnings\nwarnings.warn('old')", ValueError, "^1_page.ipynb.* wrote to stderr"),
+        ("plt.plot([1])\nplt.show()", ValueError, "^1_page.ipynb.* no title"),
         ("import os\nos._exit(1)", DeadKernelError, "Kernel died"),
         ("import time\ntime.sleep(600)", CellTimeoutError, "timed out"),
     ],
 )
 def test_a_page_with_a_fault_is_not_stored(
-    monkeypatch: pytest.MonkeyPatch,
-    page: Path,
-    code: str,
-    error: type[Exception],
-    words: str,
+    monkeypatch: pytest.MonkeyPatch, page: Path, code: str, error: type[Exception], words: str
 ) -> None:
-    old = gpu_notebooks.notebook_path(page)
-    old.write_text("old")
-    page.write_text(PAGE + "\n# %%\n# More.\n\n" + code + "\n")
+    notebook = stored(page)
+    notebook.cells.append(new_code_cell(code))
+    nbformat.write(notebook, page)
+    before = page.read_bytes()
     monkeypatch.setattr(gpu_notebooks, "SECONDS_OF_A_CELL", 5)
-    monkeypatch.setattr(pages, "gpu_scripts", lambda: [page])
-    monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py", "--force"])
     with pytest.raises(error, match=words):
         gpu_notebooks.main()
-    assert old.read_text() == "old"
-    assert len(list(page.parent.iterdir())) == 2
-
-
-def test_new_measurements_make_a_notebook_old(
-    monkeypatch: pytest.MonkeyPatch, page: Path, tmp_path: Path
-) -> None:
-    """What `roofline.show` prints and draws is another one then."""
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
-    found = gpu_notebooks.made_from(gpu_notebooks.cells(page))
-    assert found["measurements"] == "none"
-    notebook = nbformat.v4.new_notebook(metadata={gpu_notebooks.METADATA: found})
-    nbformat.write(notebook, gpu_notebooks.notebook_path(page))
-    assert gpu_notebooks.is_fresh(page)
-    measurements = tmp_path / "tutorials" / "gpu" / "measurements.json"
-    measurements.parent.mkdir(parents=True)
-    measurements.write_text("{}")
-    assert not gpu_notebooks.is_fresh(page)
+    assert page.read_bytes() == before
+    assert len(list(page.parent.iterdir())) == 1
 
 
 def test_the_last_words_name_the_device() -> None:
-    provenance = dict(device="NVIDIA H100", torch="2", triton="3", date="2026-01-01")
-    assert gpu_notebooks.origin(provenance) == (
+    about = dict(device="NVIDIA H100", torch="2", triton="3", date="2026-01-01")
+    assert gpu_notebooks.origin(about) == (
         "The outputs on this page come from the compiled kernels, on a GPU: NVIDIA H100."
         "\n\n```text\ntorch 2, triton 3, 2026-01-01\n```"
     )
-    assert "interpreter" in gpu_notebooks.origin(
-        {**provenance, "device": gpu_notebooks.INTERPRETER}
-    )
+    assert "interpreter" in gpu_notebooks.origin({**about, "device": gpu_notebooks.INTERPRETER})
 
 
 def test_a_page_that_is_not_there_is_refused(
@@ -316,4 +211,18 @@ def test_a_page_that_is_not_there_is_refused(
     monkeypatch.setattr(sys, "argv", ["gpu_notebooks.py", "99_nothing"])
     with pytest.raises(SystemExit):
         gpu_notebooks.main()
-    assert "no script 99_nothing" in capsys.readouterr().err
+    assert "no page 99_nothing" in capsys.readouterr().err
+
+
+# -- for readers -----------------------------------------------------------------------------
+
+
+@each_notebook
+def test_readers_run_a_notebook_themselves(path: Path) -> None:
+    notebook = downloads.to_run(path)
+    nbformat.validate(notebook)
+    assert [cell["source"] for cell in notebook["cells"]] == [
+        cell["source"].splitlines(keepends=True) for cell in stored(path).cells[:-1]
+    ]
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in code)

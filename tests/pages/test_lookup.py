@@ -70,7 +70,7 @@ def test_its_page_shows_and_asserts_it(number: str) -> None:
     (exhibit,) = (one for one in cards.exhibits() if number in cards.shown(one))
     first = exhibit.text.partition("\n\n")[0]
     assert any(number in cards.NUMBER.findall(found) for found in cards.SHOWN.findall(first))
-    assert section_asserts(pages.script(exhibit.page), exhibit.title)
+    assert section_asserts(pages.source(exhibit.page), exhibit.title)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_changed_notebook_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     script.parent.mkdir(parents=True)
     script.write_text(SUBSET)
     monkeypatch.setattr(pages, "scripts", lambda: [script])
-    monkeypatch.setattr(pages, "gpu_scripts", list)
+    monkeypatch.setattr(pages, "notebooks", list)
     out = tmp_path / "out"
 
     def write() -> dict[Path, bool]:

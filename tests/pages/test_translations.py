@@ -106,7 +106,7 @@ def test_volatile_text_is_found(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["Python 3.11 or newer.", "About 0.5 of it.", "See tutorials/gpu/1_swiglu.py.", "3.5 times",
+    ["Python 3.11 or newer.", "About 0.5 of it.", "See tutorials/1_gpt2/2_gpt2.py.", "3.5 times",
      "arXiv 2403.03507", "`paper <https://example.org/home/x>`_"],
 )  # fmt: skip
 def test_stable_text_is_not(text: str) -> None:

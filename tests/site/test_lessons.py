@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 Visitor = Callable[..., Visit]
 PAGES = [name for name in pages.in_order() if not name.startswith("gpu/")]
 ASKING = [
-    name for name in pages.in_order() if "**Predict first.**" in pages.script(name).read_text()
+    name for name in pages.in_order() if "**Predict first.**" in pages.source(name).read_text()
 ]
 each_page = pytest.mark.parametrize("name", PAGES)
 
@@ -25,7 +25,7 @@ def html(site: Path, name: str) -> str:
 
 @each_page
 def test_code_that_can_wait_is_folded(site: Path, name: str) -> None:
-    blocks = [block.content for block in pages.blocks(pages.script(name)) if block.type == "code"]
+    blocks = [block.content for block in pages.blocks(pages.source(name)) if block.type == "code"]
     parts = [part for parts in folding.parts(blocks) for part in parts]
     text = html(site, name)
     labels = re.findall(r'<details class="[^"]*\bcode\b[^"]*">\s*<summary>(.*?)</summary>', text)
@@ -36,7 +36,7 @@ def test_code_that_can_wait_is_folded(site: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ASKING)
 def test_every_question_has_its_answer(site: Path, name: str) -> None:
     text = html(site, name)
-    asked = pages.script(name).read_text().count("**Predict first.**")
+    asked = pages.source(name).read_text().count("**Predict first.**")
     assert text.count("Predict first.") == asked
     assert len(re.findall(r'<details class="[^"]*\banswer\b', text)) == asked
     chosen = re.findall(r'<fieldset class="[^"]*predict.*?</fieldset>', text, re.S)
@@ -121,7 +121,7 @@ def test_ink_follows_the_theme(visit: Visitor, server: str, site: Path) -> None:
 def test_slides_of_a_lesson(site: Path, name: str) -> None:
     """All that a class should see is in one file, which asks for no other."""
     text = (site / f"_static/slides/{name}.html").read_text(encoding="utf-8")
-    asked = pages.script(name).read_text(encoding="utf-8").count("**Predict first.**")
+    asked = pages.source(name).read_text(encoding="utf-8").count("**Predict first.**")
     assert text.count('<section class="ask">') == text.count("<summary>Answer") == asked
     assert len(re.findall(r"<section", text)) > asked + 2
     assert not re.search(r"<link|<script src|(src|href)=\"(?!data:|#)|@import", text)

@@ -38,7 +38,7 @@ TUTORIALS = [
     f"auto_tutorials/{script.parent.name}/{script.stem}.html" for script in pages.scripts()
 ]
 LESSONS = [page for page in TUTORIALS if pages.is_lesson(page[len("auto_tutorials/") : -5])]
-GPU_PAGES = [f"gpu/{script.stem}.html" for script in pages.gpu_scripts()]
+GPU_PAGES = [f"gpu/{notebook.stem}.html" for notebook in pages.notebooks()]
 GPU_LESSONS = [page for page in GPU_PAGES if pages.is_lesson(page[:-5])]
 EXERCISES = [found.name for found in exercises.written()]
 EXERCISE_PAGES = [f"exercises/{name}.html" for name in EXERCISES]
@@ -278,25 +278,23 @@ def test_download_of_all(site: Path) -> None:
         assert {Path(n).name for n in archive.namelist() if n.endswith(".py")} == expected
 
 
-@pytest.mark.parametrize("script", pages.gpu_scripts(), ids=lambda path: path.stem)
-def test_downloads_of_gpu_pages(site: Path, script: Path) -> None:
-    """From the page and from the index of the chapter; the files are those of the repository."""
-    for page in (f"gpu/{script.stem}.html", "gpu/index.html"):
-        for path in (script, script.with_suffix(".ipynb")):
-            found = set(
-                re.findall(rf'_downloads/[0-9a-f]+/{path.name}(?=")', (site / page).read_text())
-            )
-            assert len(found) == 1, f"{page} offers {len(found)} files {path.name}"
-            assert (site / found.pop()).read_bytes() == path.read_bytes()
+@pytest.mark.parametrize("notebook", pages.notebooks(), ids=lambda path: path.stem)
+def test_downloads_of_gpu_pages(site: Path, notebook: Path) -> None:
+    """From the page and from the index of the chapter; the file is that of the repository."""
+    for page in (f"gpu/{notebook.stem}.html", "gpu/index.html"):
+        text = (site / page).read_text()
+        found = set(re.findall(rf'_downloads/[0-9a-f]+/{notebook.name}(?=")', text))
+        assert len(found) == 1, f"{page} offers {len(found)} files {notebook.name}"
+        assert (site / found.pop()).read_bytes() == notebook.read_bytes()
 
 
-@pytest.mark.parametrize("script", pages.gpu_scripts(), ids=lambda path: path.stem)
-def test_gpu_pages_show_their_outputs(site: Path, script: Path) -> None:
+@pytest.mark.parametrize("notebook", pages.notebooks(), ids=lambda path: path.stem)
+def test_gpu_pages_show_their_outputs(site: Path, notebook: Path) -> None:
     """As many outputs and figures as the stored notebook has."""
-    cells = json.loads(script.with_suffix(".ipynb").read_text())["cells"]
+    cells = json.loads(notebook.read_text())["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
-    page = (site / f"gpu/{script.stem}.html").read_text()
+    page = (site / f"gpu/{notebook.stem}.html").read_text()
     assert len(re.findall(r'<img alt="[^"]+" src="\.\./_images/', page)) == len(figures)
     shown = sum(page.count(f"output {kind}") for kind in ("text_plain", "stream", "text_html"))
     assert shown == len(outputs) - len(figures)
@@ -370,7 +368,7 @@ def test_no_other_file_holds_a_solution(site: Path) -> None:
         if path.suffix in {".py", ".ipynb", ".txt", ".md", ".rst"}:
             texts[path.relative_to(site).as_posix()] = path.read_text(encoding="utf-8")
     # Tutorials build the same functions in the open; their own files are not meant here.
-    tutorials = {script.name for script in [*pages.scripts(), *pages.gpu_scripts()]}
+    tutorials = {path.name for path in [*pages.scripts(), *pages.notebooks()]}
     tutorials |= {Path(name).with_suffix(".ipynb").name for name in tutorials}
     for place, text in texts.items():
         if Path(place).name in tutorials:

@@ -235,7 +235,7 @@ def test_the_index_begins_with_five_files_that_lessons_use() -> None:
     for module, about in lines:
         assert about == summary(package.listed()[module])
         assert about.endswith(".") and rest.count(f"<{module}>`") == 1
-        lessons = [n for n in pages.lessons() if uses(pages.script(n), module)]
+        lessons = [n for n in pages.lessons() if uses(pages.source(n), module)]
         assert len(lessons) >= 4, f"{module}: {lessons}"
 
 

@@ -50,7 +50,7 @@ def used_on(module: str) -> str:
     links = [
         f":doc:`{pages.document(page)}`"
         for page in pages.in_order()
-        if modules.uses(pages.script(page), module)
+        if modules.uses(pages.source(page), module)
     ]
     links += [
         f":doc:`/exercises/{one.name}`"

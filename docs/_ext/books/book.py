@@ -250,7 +250,7 @@ def about(landing: str) -> str:
 def number(app: Any, doctree: nodes.document) -> None:
     """A lesson has its number in its title, so in contents and links too."""
     if name := pages.page_of(app.env.docname):
-        path = pages.script(name)
+        path = pages.source(name)
         title = next(doctree.findall(nodes.title))
         title.insert(0, nodes.Text(f"{pages.number(path.parent)[0]}.{pages.number(path)[0]} "))
 

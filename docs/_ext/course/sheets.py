@@ -105,7 +105,7 @@ class Question:
 @cache
 def questions(name: str) -> list[Question]:
     """The questions "Predict first" of a page, in Markdown."""
-    texts = [block.content for block in pages.blocks(pages.script(name)) if block.type == "text"]
+    texts = [block.content for block in pages.blocks(pages.source(name)) if block.type == "text"]
     found = []
     for text, after in zip(texts, [*texts[1:], ""], strict=True):
         _, _, asked = text.partition("**Predict first.**")

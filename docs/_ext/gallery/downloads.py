@@ -100,11 +100,24 @@ def convert(script: Path) -> dict[str, Any]:
     return for_readers(notebook.jupyter_notebook(pages.blocks(script), CONF, target))
 
 
+def to_run(stored: Path) -> dict[str, Any]:
+    """A stored notebook without its outputs, and without what hides and describes them."""
+    cells = pages.cells(stored)
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            hidden = cell["metadata"].get("jupyter", {}).get("source_hidden", False)
+            cell |= {"execution_count": None, "metadata": HIDDEN if hidden else {}, "outputs": []}
+    written = json.loads(stored.read_text(encoding="utf-8"))
+    del written["metadata"][pages.METADATA]
+    return {**written, "cells": cells}
+
+
 def tutorials() -> Iterator[tuple[Path, str]]:
     """Every tutorial by its place in the folder of all notebooks."""
-    for script in [*pages.scripts(), *pages.gpu_scripts()]:
-        place = Path(script.parent.name, f"{script.stem}.ipynb")
-        yield place, json.dumps(convert(script), indent=2)
+    for source in [*pages.scripts(), *pages.notebooks()]:
+        place = Path(source.parent.name, f"{source.stem}.ipynb")
+        written = to_run(source) if source.suffix == ".ipynb" else convert(source)
+        yield place, json.dumps(written, indent=2)
 
 
 def main() -> None:

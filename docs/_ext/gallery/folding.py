@@ -208,9 +208,3 @@ def is_table(node: ast.expr) -> bool:
     parts = [inner for inner in ast.walk(node) if isinstance(inner, ast.FormattedValue)]
     specs = [ast.unparse(part.format_spec)[2:-1] for part in parts if part.format_spec]
     return any(re.match(r".?[<>^=]|\d|\{", spec) for spec in specs)
-
-
-def prints_source(code: str) -> bool:
-    """Whether a block prints the source of the package, and does nothing else."""
-    line = re.compile(r"print\(inspect\.getsource\([\w.]+\)\)")
-    return all(line.fullmatch(written) for written in code.strip().splitlines())

@@ -1,8 +1,8 @@
 """The chapter on GPU kernels: its index page, and its executed notebooks as pages of the site.
 
-The gallery runs what it shows, but the machine that builds the site may have no GPU. So
-`gpu_notebooks` executes these notebooks and stores them; here they are copied to where myst-nb
-renders them as they are. The patterns below match what `gpu_notebooks` writes.
+The gallery runs what it shows, but the machine that builds the site may have no GPU. So these
+notebooks are stored with their outputs (`gpu_notebooks`); here they are copied to where myst-nb
+renders them as they are.
 """
 
 import json
@@ -15,32 +15,25 @@ from sources import modules, templates
 from gallery import pages
 from lm_from_scratch.instruments.roofline import MARKERS, measurements
 
-#: An alert of the notebook, as `gpu_notebooks` leaves it.
-ALERT = re.compile(
-    r'<div class="alert alert-\w+"><strong>(Note|Warning)</strong>\n\n(.*?)\n\n</div>', re.S
-)
 #: A link to another notebook.
 LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./(\w+)/)?(\d\w*)\.ipynb\)")
 
 
-def page(script: Path) -> str:
-    """The stored notebook of a script as a page: alerts, formulas and links to pages are those of
-    the other pages, and links to both files are its last cell."""
-    name = f"gpu/{script.stem}"
-    notebook = json.loads(script.with_suffix(".ipynb").read_text(encoding="utf-8"))
+def page(stored: Path) -> str:
+    """A stored notebook as a page: formulas and links to pages are those of the other pages, and a
+    link to the notebook is its last cell."""
+    name = f"gpu/{stored.stem}"
+    notebook = json.loads(stored.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            text = ALERT.sub(
-                lambda found: f":::{{{found[1].lower()}}}\n{found[2]}\n:::", "".join(cell["source"])
-            )
-            text = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", text)  # no numbers
+            text = re.sub(r"\\(begin|end)\{align\}", r"\\\1{align*}", "".join(cell["source"]))
             cell["source"] = LINK.sub(
                 lambda link: f"{{doc}}`{link[1]} <{pages.document(pages.target(name, link))}>`",
                 text,
             )
         else:
             cell["source"] = "".join(cell["source"]).removesuffix(";")
-    source = f"Download: {downloads(script, '{download}')}"
+    source = f"Download: {download(name, '{download}')}"
     if deeper := pages.in_depth(name):
         listed = "\n".join(f"/{page}" for page in deeper)
         source += f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```"
@@ -49,25 +42,23 @@ def page(script: Path) -> str:
     return json.dumps(notebook, indent=1)
 
 
-def downloads(script: Path, role: str = ":download:") -> str:
-    """Links to the notebook and to the script of a page, as they are in the repository."""
-    place = f"../../tutorials/gpu/{script.stem}"
-    return f"{role}`notebook <{place}.ipynb>`, {role}`script <{place}.py>`"
+def download(page: str, role: str = ":download:") -> str:
+    """A link to the notebook of a page, as it is in the repository."""
+    return f"{role}`notebook <../../tutorials/{page}.ipynb>`"
 
 
 def index() -> str:
     title, _, text = next(pages.GPU.glob("*.rst")).read_text(encoding="utf-8").partition("\n")
     prefix = f"{modules.PACKAGE}.kernels."
-    names = [f"gpu/{path.stem}" for path in pages.gpu_scripts()]
+    names = [f"gpu/{path.stem}" for path in pages.notebooks()]
     return templates.render(
         "gpu.rst",
         title=title,
         header="\n".join(text.strip().splitlines()[2:]),
         lessons=[name for name in names if pages.is_lesson(name)],
         in_depth=pages.in_depth,
-        script=pages.script,
         said=pages.said,
-        downloads=downloads,
+        download=download,
         kernels=[
             (module, module.removeprefix(prefix), modules.summary(path))
             for module, path in modules.modules().items()

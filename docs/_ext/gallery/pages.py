@@ -3,19 +3,24 @@
 A page is called "CHAPTER/NAME", as "1_gpt2/2_gpt2": the number is that of a lesson. A letter after
 it, as in "2a_gpt2_in_depth", makes an in-depth page of the lesson with this number.
 
-What a page says (sections, minutes, packages, exercises) is read from its script, where it stands
-once. What is not in its text is in comments of the gallery, which neither pages nor notebooks show:
+What a page says (sections, minutes, packages, exercises) is read from its source, where it stands
+once: a script, or, of a GPU kernel, a notebook. What is not in its text is in comments of the
+gallery, which neither pages nor notebooks show:
 
     # sphinx_gallery_needs = ["1_tokens", "../2_qwen2/2_rope"]     pages to read before
     # sphinx_gallery_words = ["BPE", "subword"]                    other words, for the search
     # sphinx_gallery_museum = ["G6"]                               mistakes that it mentions
+
+A notebook has them in its metadata, as `"lm_from_scratch": {"needs": ["1_swiglu"]}`.
 """
 
+import json
 import re
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from docutils import nodes
@@ -28,6 +33,8 @@ from gallery import folding
 
 TUTORIALS = ROOT / "tutorials"
 GPU = TUTORIALS / "gpu"  # no chapter of the gallery: its pages are executed notebooks
+METADATA = "lm_from_scratch"  # what a notebook says of itself
+ORIGIN = "origin"  # the last cell of a notebook: where its outputs come from
 
 
 def chapters() -> list[Path]:
@@ -42,8 +49,8 @@ def number(path: Path) -> tuple[int, str]:
 
 
 def pages(chapter: Path) -> list[Path]:
-    """The scripts of one chapter, in reading order."""
-    return sorted(chapter.glob("[0-9]*.py"), key=number)
+    """The scripts of one chapter, or its notebooks, in reading order."""
+    return sorted(chapter.glob("[0-9]*.ipynb" if chapter == GPU else "[0-9]*.py"), key=number)
 
 
 def scripts() -> list[Path]:
@@ -51,8 +58,8 @@ def scripts() -> list[Path]:
     return [script for chapter in chapters() for script in pages(chapter)]
 
 
-def gpu_scripts() -> list[Path]:
-    """The scripts of the pages on GPU kernels, in reading order. See `gpu_notebooks`."""
+def notebooks() -> list[Path]:
+    """The notebooks that are the pages on GPU kernels, in reading order. See `gpu_notebooks`."""
     return pages(GPU)
 
 
@@ -65,7 +72,7 @@ def header_text(chapter: Path) -> tuple[str, str]:
 
 def intro(page: str) -> str:
     """The first paragraph of a page's chapter."""
-    return header_text(script(page).parent)[1]
+    return header_text(source(page).parent)[1]
 
 
 def by_chapter() -> dict[str, list[str]]:
@@ -88,13 +95,13 @@ def lesson(page: str) -> str:
 
 def beside(page: str) -> list[str]:
     """The pages with the number of one: a lesson, and those in depth."""
-    path = script(page)
+    path = source(page)
     same = (one for one in pages(path.parent) if number(one)[0] == number(path)[0])
     return [f"{one.parent.name}/{one.stem}" for one in same]
 
 
 def is_lesson(page: str) -> bool:
-    return not number(script(page))[1]
+    return not number(source(page))[1]
 
 
 def lessons() -> list[str]:
@@ -107,8 +114,9 @@ def in_depth(page: str) -> list[str]:
     return [name for name in beside(page) if not is_lesson(name)] if is_lesson(page) else []
 
 
-def script(page: str) -> Path:
-    return TUTORIALS / f"{page}.py"
+def source(page: str) -> Path:
+    """The script or notebook in which a page is written."""
+    return TUTORIALS / (f"{page}.ipynb" if page.startswith("gpu/") else f"{page}.py")
 
 
 def document(page: str) -> str:
@@ -135,11 +143,43 @@ LINES_A_MINUTE = 20
 MINUTES_A_FORMULA = 0.5
 
 
-def blocks(script: Path) -> list[Any]:
-    """The text and code blocks of a script, cleaned as the gallery cleans them."""
-    _, found = py_source_parser.split_code_and_text_blocks(str(script))
+def blocks(source: Path) -> list[Any]:
+    """The text and code blocks of a script, cleaned as the gallery cleans them, or the cells of a
+    notebook as such blocks: text in the markup of scripts."""
+    if source.suffix == ".ipynb":
+        return [
+            py_source_parser.Block("text", in_markup_of_scripts("".join(cell["source"])), 1)
+            if cell["cell_type"] == "markdown"
+            else py_source_parser.Block("code", "".join(cell["source"]).removesuffix(";"), 1)
+            for cell in cells(source)
+        ]
+    _, found = py_source_parser.split_code_and_text_blocks(str(source))
     conf, outputs = {"remove_config_comments": True}, [""] * len(found)
     return gen_rst._clean_script_blocks(conf, py_source_parser, found, outputs)[0]
+
+
+def cells(notebook: Path) -> list[dict[str, Any]]:
+    """What an author writes in a notebook, without the cell that says where outputs come from."""
+    written = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in written if cell.get("id") != ORIGIN]
+
+
+def in_markup_of_scripts(markdown: str) -> str:
+    """Headings, links and formulas of a notebook as a script has them; the rest is the same."""
+    text = re.sub(
+        r"^(#+) (.*)$",
+        lambda h: f"{h[2]}\n{'=-~'[len(h[1]) - 1] * len(h[2])}",
+        markdown,
+        flags=re.M,
+    )
+    text = re.sub(r"\[([^\]]+)\]\((https?:[^)\s]+|[\w./]+\.ipynb)\)", r"`\1 <\2>`_", text)
+    text = re.sub(
+        r"\\begin\{align\}(.*?)\\end\{align\}",
+        lambda formula: f".. math::\n\n{indent(formula[1], '   ')}",
+        text,
+        flags=re.S,
+    )
+    return re.sub(r"\$([^$]+)\$", r":math:`\1`", text)
 
 
 @dataclass(frozen=True)
@@ -161,22 +201,22 @@ class Section:
         return nodes.make_id(self.plain)
 
 
-def split(script: Path) -> list[Section]:
-    """The sections of a script."""
-    text = "\n\n".join(block.content for block in blocks(script) if block.type == "text")
+def split(source: Path) -> list[Section]:
+    """The sections of a script or notebook."""
+    text = "\n\n".join(block.content for block in blocks(source) if block.type == "text")
     parts = HEADING.split(text)[1:]
     found, inside = [], ""
     for title, rule, below in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         above = inside if rule[0] == "~" else ""
         inside = inside if rule[0] == "~" else title
-        name = f"{script.parent.name}/{script.stem}"
+        name = f"{source.parent.name}/{source.stem}"
         found.append(Section(name, title, rule[0], above, below.strip()))
     return found
 
 
 @cache
 def sections(page: str) -> list[Section]:
-    return split(script(page))
+    return split(source(page))
 
 
 def said(page: str, title: str) -> str:
@@ -190,9 +230,13 @@ def target(page: str, link: re.Match[str]) -> str:
 
 
 @cache
-def comment(page: str, name: str) -> list[str]:
-    """A list in a comment of the gallery; empty where there is none."""
-    found, _ = py_source_parser.split_code_and_text_blocks(str(script(page)))
+def listed(page: str, name: str) -> list[str]:
+    """A list in a comment of the gallery, or in the metadata of a notebook; empty without it."""
+    path = source(page)
+    if path.suffix == ".ipynb":
+        found = json.loads(path.read_text(encoding="utf-8"))["metadata"][METADATA]
+    else:
+        found, _ = py_source_parser.split_code_and_text_blocks(str(path))
     return list(found.get(name, []))
 
 
@@ -201,7 +245,7 @@ def needs(page: str) -> list[str]:
     """Pages to read before a page, in reading order. An in-depth page needs its lesson."""
     found = set()
     chapter = page.partition("/")[0]
-    for name in comment(page, "needs"):
+    for name in listed(page, "needs"):
         found.add(name.removeprefix("../") if name.startswith("../") else f"{chapter}/{name}")
     if not is_lesson(page):
         found.add(lesson(page))
@@ -220,7 +264,7 @@ def behind(page: str) -> frozenset[str]:
 def minutes(page: str) -> int:
     """Minutes to read a page, rounded to five: words, lines of code and formulas, each at the pace
     stated above. Blank lines, comments and what is folded do not count, addresses are no words."""
-    return read_in(blocks(script(page)))
+    return read_in(blocks(source(page)))
 
 
 def words(text: str) -> int:
@@ -247,7 +291,7 @@ def packages(page: str) -> list[str]:
     """Packages that a page imports beyond those that the package itself requires."""
     given = modules.project()["project"]["dependencies"]
     core = {re.split(r"[^\w.-]", requirement)[0].replace("-", "_") for requirement in given}
-    found = {module.partition(".")[0] for module, _ in modules.imported(script(page))}
+    found = {module.partition(".")[0] for module, _ in modules.imported(source(page))}
     return sorted(found - core - {modules.PACKAGE} - sys.stdlib_module_names)
 
 

@@ -86,7 +86,7 @@ def places(env: Any) -> dict[str, Any]:
     for name in sorted(env.all_docs):
         shown = pages.page_of(name)
         words = [env.metadata[name].get("keywords", ""), *explained.get(name, [])]
-        words += pages.comment(shown, "words") if shown else []
+        words += pages.listed(shown, "words") if shown else []
         found[name] = {"weight": weight(name), "words": ", ".join(filter(None, words))}
         if name in ENTRIES:
             found[name]["entries"] = [[ENTRIES[name], *entry] for entry in entries(env, name)]

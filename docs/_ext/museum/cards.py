@@ -93,7 +93,7 @@ def pages_of(number: str) -> list[str]:
 
 def named(number: str) -> list[str]:
     """The pages that mention a mistake without showing it."""
-    return [name for name in pages.in_order() if number in pages.comment(name, "museum")]
+    return [name for name in pages.in_order() if number in pages.listed(name, "museum")]
 
 
 def chapters(number: str) -> list[str]:

@@ -37,8 +37,8 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
         )
     for one in exercises.written():
         found[f"exercises/{one.name}.md"] = exercise_pages.page(one)
-    for script in pages.gpu_scripts():
-        found[f"gpu/{script.stem}.ipynb"] = gpu_pages.page(script)
+    for notebook in pages.notebooks():
+        found[f"gpu/{notebook.name}"] = gpu_pages.page(notebook)
     return {docs / name: text for name, text in found.items()}
 
 

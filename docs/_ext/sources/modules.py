@@ -1,6 +1,7 @@
 """Python files, read and not imported: what a file defines, says of itself, and imports."""
 
 import ast
+import json
 import re
 import tomllib
 from functools import cache
@@ -22,7 +23,16 @@ def project(root: Path = ROOT) -> dict[str, Any]:
 @cache
 def tree(path: Path) -> ast.Module:
     """Each file is asked for its names some eighty times."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse(code(path))
+
+
+def code(path: Path) -> str:
+    """The text of a file, or of the code cells of a notebook."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join("".join(cell["source"]) for cell in cells)
 
 
 def summary(path: Path) -> str:
