@@ -1,4 +1,4 @@
-"""What the tests of exercises share: an exercise, and what functions do in its cases."""
+"""What the tests of exercises share: an exercise, its answers, and what they do in its cases."""
 
 import runpy
 from collections.abc import Callable, Iterator
@@ -11,34 +11,47 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.exercises import diagnose, report
+from lm_from_scratch.exercises.compare import Fault
 from lm_from_scratch.exercises.exercise import Exercise, exercise
-from lm_from_scratch.exercises.report import Report, examine, missing
+from lm_from_scratch.exercises.report import Report, Result, examine, missing
 from lm_from_scratch.exercises.run import Outcome, judge, outcome
 from lm_from_scratch.exercises.source import answer, load, stub
 
-HERE = Path(__file__).parent
+ANSWERS = Path(__file__).with_name("answers")
 #: Processor time for a case: a mutant may never end.
 SECONDS = 5
 
 
 class Bench:
-    """One exercise; what a function does in a case at a seed is run once, and kept."""
+    """One exercise. What the reference does in a case at a seed is run once, and kept."""
 
     def __init__(self, exercise: Exercise) -> None:
         self.exercise = exercise
         self.numbers = range(len(exercise.cases))
         self.outcome = cache(partial(outcome, exercise))
 
+    def fault(self, number: int, function: Callable[..., Any], seed: int = 0) -> Fault | None:
+        """What is wrong with a function in a case; None where nothing is."""
+        want = self.outcome(number, self.exercise.reference, seed)
+        got = outcome(self.exercise, number, function, seed, SECONDS)
+        return judge(self.exercise.cases[number], got, want)
+
     def rejects(self, number: int, function: Callable[..., Any], seed: int = 0) -> str:
         """Why a case rejects a function; empty if it does not."""
-        want = self.outcome(number, self.exercise.reference, seed)
-        got = self.outcome(number, function, seed, SECONDS)
-        fault = judge(self.exercise.cases[number], got, want)
+        fault = self.fault(number, function, seed)
         return f"{fault.kind}: {fault.text}" if fault else ""
 
     def rejected_by(self, function: Callable[..., Any], seed: int = 0) -> list[int]:
         """The numbers of all cases that reject a function."""
-        return [number for number in self.numbers if self.rejects(number, function, seed)]
+        return [number for number in self.numbers if self.fault(number, function, seed)]
+
+    def points(self, function: Callable[..., Any]) -> float:
+        """The points of a student: those of the report, without its search for a reason."""
+        results = [
+            Result(number, case, self.fault(number, function), Outcome())
+            for number, case in enumerate(self.exercise.cases)
+        ]
+        return Report(self.exercise, 0, results).points
 
     def examine(self, function: Callable[..., Any]) -> Report:
         """The report of a student. A diagnosis runs every planted answer: here each runs once."""
@@ -59,26 +72,38 @@ class Bench:
 
 def bench_of(name: str) -> Bench:
     """The bench of an exercise; without a package that it needs, its tests are skipped."""
-    found = exercise(name)
-    if lacks := missing(found):
+    wanted = exercise(name)
+    if lacks := missing(wanted):
         pytest.skip(lacks)
-    return Bench(found)
+    return Bench(wanted)
 
 
 @cache
-def beside(name: str) -> dict[str, Any]:
-    """What stands in `right/NAME.py`: RIGHT, other right answers, as functions or changes of the
-    solution; SURVIVORS, mutants that no case rejects, with reasons."""
-    return runpy.run_path(str(HERE / "right" / f"{name}.py"))
+def answers(name: str) -> dict[str, Any]:
+    """What stands in `answers/NAME.py`, each answer a function or a change of the solution:
+
+    * RIGHT: other right answers
+    * WRONG: what a second person did wrong, who knew the text alone, in rows: what is mistaken,
+      the answer. If that is a label of the exercise, the report names it; where it cannot, a third
+      word says why
+    * SURVIVORS: mutants of the solution that no case rejects, with reasons
+    """
+    return runpy.run_path(str(ANSWERS / f"{name}.py"))
 
 
-def right_answers(found: Exercise) -> dict[str, Callable[..., Any]]:
+def right_answers(wanted: Exercise) -> dict[str, Callable[..., Any]]:
     """Every function that must get all points."""
     others = {
-        given.__name__ if callable(given) else str(given): answer(found, given)
-        for given in beside(found.name)["RIGHT"]
+        given.__name__ if callable(given) else str(given): answer(wanted, given)
+        for given in answers(wanted.name)["RIGHT"]
     }
-    return {"the reference": found.reference, "the solution": answer(found), **others}
+    return {"the reference": wanted.reference, "the solution": answer(wanted), **others}
+
+
+def second_person(wanted: Exercise) -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """What a second person did wrong: what is mistaken, the function, why it is not named."""
+    for label, given, *unnamed in answers(wanted.name).get("WRONG", ()):
+        yield label, answer(wanted, given), *(unnamed or [""])
 
 
 def trivial_answers() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -6,7 +6,7 @@ wrong, at every seed, and the report names the mistake.
 """
 
 import pytest
-from exercise_bench import Bench, bench_of, beside, right_answers, trivial_answers
+from exercise_bench import Bench, answers, bench_of, right_answers, second_person, trivial_answers
 from mutate import mutants
 
 from lm_from_scratch.exercises.exercise import drafts, exercises
@@ -15,10 +15,10 @@ from lm_from_scratch.exercises.source import answer, load, solution
 
 NAMES = [one.name for one in (*exercises(), *drafts())]
 LEAST_WRONG, LEAST_RIGHT = 12, 4
-SEEDS, RIGHT_SEEDS, WRONG_SEEDS = 3, 100, 30
+SEEDS, RIGHT_SEEDS, WRONG_SEEDS, SECOND_SEEDS = 3, 100, 30, 10
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES, scope="module")
 def bench(request: pytest.FixtureRequest) -> Bench:
     return bench_of(request.param)
 
@@ -43,9 +43,18 @@ def reject_what_is_wrong(bench: Bench, seeds: range) -> None:
             assert "NameError: " not in why, f"{wrong.label!r} is broken: {why}"
 
 
+def reject_a_second_person(bench: Bench, seeds: range) -> None:
+    """Each mistake by some case."""
+    for label, function, _ in second_person(bench.exercise):
+        for seed in seeds:
+            why = next(filter(None, (bench.rejects(n, function, seed) for n in bench.numbers)), "")
+            assert why, f"seed {seed}: nothing rejects {label!r}"
+            assert "NameError: " not in why, f"{label!r} is broken: {why}"
+
+
 def test_enough_is_known_to_be_right_and_wrong(bench: Bench) -> None:
     assert len(bench.exercise.wrong) >= LEAST_WRONG
-    assert len(beside(bench.exercise.name)["RIGHT"]) >= LEAST_RIGHT
+    assert len(answers(bench.exercise.name)["RIGHT"]) >= LEAST_RIGHT
 
 
 def test_right_answers_get_all_points(bench: Bench) -> None:
@@ -54,6 +63,20 @@ def test_right_answers_get_all_points(bench: Bench) -> None:
 
 def test_wrong_answers_are_rejected_by_their_case(bench: Bench) -> None:
     reject_what_is_wrong(bench, range(SEEDS))
+
+
+def test_mistakes_of_a_second_person_are_rejected(bench: Bench) -> None:
+    reject_a_second_person(bench, range(SEEDS))
+
+
+@pytest.mark.slow
+def test_mistakes_of_a_second_person_are_named(bench: Bench) -> None:
+    labels = {wrong.label for wrong in bench.exercise.wrong}
+    for label, function, unnamed in second_person(bench.exercise):
+        if unnamed or label in labels:
+            report = bench.examine(function)
+            name = report.wrong.label if report.wrong else ""
+            assert label in labels and name == ("" if unnamed else label), (label, name)
 
 
 @pytest.mark.slow
@@ -75,7 +98,7 @@ def test_a_stub_and_trivial_answers_get_nothing(bench: Bench) -> None:
     assert not report.points
     assert "not written yet" in report.text()
     for label, function in trivial_answers():
-        assert bench.examine(function).points == 0, label
+        assert bench.points(function) == 0, label
 
 
 @pytest.mark.slow
@@ -89,6 +112,11 @@ def test_wrong_answers_at_thirty_seeds(bench: Bench) -> None:
 
 
 @pytest.mark.slow
+def test_mistakes_of_a_second_person_at_ten_seeds(bench: Bench) -> None:
+    reject_a_second_person(bench, range(SEEDS, SECOND_SEEDS))
+
+
+@pytest.mark.slow
 def test_every_mutant_is_rejected_and_every_case_is_needed(bench: Bench) -> None:
     """A mutant of the solution may survive for a reason in writing. A case rejects something that
     no other does, or says what it teaches."""
@@ -97,7 +125,7 @@ def test_every_mutant_is_rejected_and_every_case_is_needed(bench: Bench) -> None
         for wrong in bench.exercise.wrong
     }
     killed = mutants_killed(bench)
-    reasons = beside(bench.exercise.name).get("SURVIVORS", {})
+    reasons = answers(bench.exercise.name).get("SURVIVORS", {})
     assert sorted(label for label, by in killed.items() if not by) == sorted(reasons)
     assert all(reasons.values())
     for number, case in enumerate(bench.exercise.cases):
@@ -119,18 +147,18 @@ def killers(bench: Bench, code: str) -> list[int]:
             function = load(code, "<mutant>")[bench.exercise.function]
     except (Exception, OutOfTime):
         return [*bench.numbers]
-    found = []
+    numbers = []
     for number in bench.numbers:
-        if why := bench.rejects(number, function):
-            found.append(number)
-            if why.startswith("time"):
+        if fault := bench.fault(number, function):
+            numbers.append(number)
+            if fault.kind == "time":
                 return [*bench.numbers]
-    return found
+    return numbers
 
 
 def test_mutants_change_one_thing_each() -> None:
     code = "def f(x, y):\n    'Text 1.'\n    if x > 1:\n        return x.float() + y\n    return -y"
-    found = dict(mutants(code))
+    changed = dict(mutants(code))
     for label in (
         "if x > 1:: x > 1 => x >= 1",
         "if x > 1:: 1 => 2",
@@ -138,6 +166,6 @@ def test_mutants_change_one_thing_each() -> None:
         "return x.float() + y: x.float() => x",
         "return -y: -y => y",
     ):
-        assert label in found, found.keys()
-    assert len(set(found.values())) == len(found)
-    assert not any("Text" in label for label in found)
+        assert label in changed, changed.keys()
+    assert len(set(changed.values())) == len(changed)
+    assert not any("Text" in label for label in changed)
