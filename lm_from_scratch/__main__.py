@@ -74,7 +74,8 @@ def main(argv: list[str] | None = None) -> int:
             module, _, function = args.command.run.partition(":")
             run = getattr(import_module(module), function)
             signals.handle(signals.raise_ended)
-            return run(options)
+            with args.command.naming_flags():
+                return run(options)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # a full disk is met here, not after the end

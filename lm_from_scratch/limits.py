@@ -8,16 +8,8 @@ config: ``n_embd: Annotated[Count, multiple_of("n_head")]``. The error names fie
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral, Rational, Real
 from reprlib import Repr
 from typing import Annotated, Any, Literal, get_args, get_origin
-
-#: No tensor is as long as that; the product of two such lengths still has 64 bits.
-LARGEST = 2**31
-
-
-def _as_field(name: str, value: str) -> str:
-    return f"{name}={value}"
 
 
 @dataclass(frozen=True)
@@ -28,28 +20,22 @@ class Limit:
     holds: Callable[..., bool]
     beside: str | None = None  # the field that `holds` is given too, and that `words` may name
 
-    def check(
-        self, name: str, numbers: Mapping[str, Any], called: Callable[[str, str], str] = _as_field
-    ) -> None:
+    def check(self, name: str, values: Mapping[str, Any]) -> None:
         """Raises ``ValueError`` if this does not hold of the one called ``name``."""
-        others = {self.beside: numbers[self.beside]} if self.beside else {}
-        if None not in others.values() and not self.holds(numbers[name], *others.values()):
+        others = {self.beside: values[self.beside]} if self.beside else {}
+        if None not in others.values() and not self.holds(values[name], *others.values()):
             words = self.words.format_map(others) if others else self.words
-            raise ValueError(f"{called(name, shown(numbers[name]))} {words}")
+            raise ValueError(f"{name}={shown(values[name])} {words}")
 
 
-def check(config: Any, where: str = "", called: Callable[[str, str], str] = _as_field) -> None:
-    """Raises ``ValueError`` for the first field of a dataclass that is not what its type says;
-    ``where`` stands in front, and ``called`` writes name and value. Limits that look at another
-    field come last."""
-    numbers = vars(config)
-    said = [f for f in fields(config) if numbers[f.name] is not None or not _may_be_none(f.type)]
-    limits = [(field.name, limit) for field in said for limit in limits_of(field.type)]
-    try:
-        for name, limit in sorted(limits, key=lambda pair: pair[1].beside is not None):
-            limit.check(name, numbers, called)
-    except ValueError as error:
-        raise ValueError(f"{where}{error}") from None
+def check(config: Any) -> None:
+    """Raises ``ValueError`` for the first field of a dataclass that is not what its type says.
+    Limits that look at another field come last."""
+    values = vars(config)
+    given = [f for f in fields(config) if values[f.name] is not None or not _may_be_none(f.type)]
+    limits = [(field.name, limit) for field in given for limit in limits_of(field.type)]
+    for name, limit in sorted(limits, key=lambda pair: pair[1].beside is not None):
+        limit.check(name, values)
 
 
 def require(kind: Any, **values: Any) -> None:
@@ -79,18 +65,12 @@ def _may_be_none(kind: Any) -> bool:
     return type(None) in get_args(kind)
 
 
-def is_number(x: Any) -> bool:
-    """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
-    if isinstance(x, bool):
-        return False
-    if isinstance(x, Integral):
-        return abs(int(x)) < 2**63
-    return isinstance(x, Real) and not isinstance(x, Rational) and math.isfinite(x)
-
-
 def is_plain(x: Any) -> bool:
-    """Whether ``x`` is a finite number of Python's own, as a config's must be: JSON holds them."""
-    return isinstance(x, int | float) and is_number(x)
+    """Whether ``x`` is a finite number of Python's own, as a config's must be: JSON holds them.
+    True and False are none."""
+    if isinstance(x, int):
+        return not isinstance(x, bool) and abs(x) < 2**63
+    return isinstance(x, float) and math.isfinite(x)
 
 
 def is_integer(n: Any, least: int) -> bool:
@@ -110,21 +90,9 @@ def multiple_of(name: str, hint: str = "") -> Limit:
     return Limit(f"is not a multiple of {name}={{{name}}}{hint}", lambda n, of: n % of == 0, name)
 
 
-def at_most(name: str) -> Limit:
-    """The limit of a number that is no larger than another field, ``name``."""
-    return Limit(f"exceeds {name}={{{name}}}", lambda n, most: n <= most, name)
-
-
-def above(least: float) -> Limit:
-    """The limit of a number that may come near ``least``, and no nearer."""
-    return Limit(f"must be above {least}", lambda x: x > least)
-
-
 def one_of(words: Collection[str]) -> Limit:
     """The limit of a string that is one of some ``words``."""
-    return Limit(
-        f"is not one of {sorted(words)}", lambda word: isinstance(word, str) and word in words
-    )
+    return Limit(f"is not one of {sorted(words)}", lambda x: isinstance(x, str) and x in words)
 
 
 def are_tokens(ids: Any, vocab_size: int) -> bool:
@@ -133,9 +101,11 @@ def are_tokens(ids: Any, vocab_size: int) -> bool:
     return all(is_integer(n, 0) and n < vocab_size for n in several)
 
 
+_FROM_1 = "must be an integer, at least 1"
 _NEVER = "is not below vocab_size={vocab_size}: the model could never produce it"
-_FITS = Limit("is larger than any tensor", lambda n: n is None or n < LARGEST)
-_64_BITS = Limit("does not fit into 64 bits", lambda n: n < 2**63)
+#: The product of two such lengths still has 64 bits.
+_FITS = Limit("is larger than any tensor", lambda n: n is None or n < 2**31)
+_INT64 = Limit("does not fit into 64 bits", lambda n: n < 2**63)
 
 PLAIN: dict[Any, Limit] = {
     bool: Limit("is not a bool", lambda value: type(value) is bool),
@@ -144,29 +114,18 @@ PLAIN: dict[Any, Limit] = {
 }
 
 #: A number of things, of which there is at least one.
-Count = Annotated[int, Limit("must be an integer, at least 1", lambda n: is_integer(n, 1)), _FITS]
+Count = Annotated[int, Limit(_FROM_1, lambda n: is_integer(n, 1)), _FITS]
 #: A number of things, of which there may be none.
-Whole = Annotated[
-    int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _64_BITS
-]
+Whole = Annotated[int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _INT64]
 #: A :data:`Count`; None, until the config is made, stands for a number that others give.
-Computed = Annotated[
-    int,
-    Limit("must be an integer, at least 1", lambda n: n is None or is_integer(n, 1)),
-    _FITS,
-]
+Computed = Annotated[int, Limit(_FROM_1, lambda n: n is None or is_integer(n, 1)), _FITS]
 Positive = Annotated[float, Limit("must be a positive number", lambda x: is_plain(x) and x > 0)]
 NotNegative = Annotated[
     float, Limit("must be a finite number, not negative", lambda x: is_plain(x) and x >= 0)
 ]
 #: A share of a whole that leaves something of it, as of dropout.
 Share = Annotated[float, Limit("must be in [0, 1)", lambda x: is_plain(x) and 0 <= x < 1)]
-#: What a field of any kind of finite number, also NumPy's, is checked by.
-NUMBER = Limit("must be a finite number", is_number)
-Number = Annotated[float, NUMBER]
 #: A token of the vocabulary.
-TokenId = Annotated[
-    int, Limit(_NEVER, lambda n, size: type(n) is int and are_tokens(n, size), "vocab_size")
-]
+TokenId = Annotated[int, Limit(_NEVER, lambda n, size: is_integer(n, 0) and n < size, "vocab_size")]
 #: One, or several: the tokens with which a text may end.
 TokenIds = Annotated[int | tuple[int, ...], Limit(_NEVER, are_tokens, "vocab_size")]

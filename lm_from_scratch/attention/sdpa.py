@@ -62,8 +62,5 @@ def one_query_in_float32(
     mask = torch.ones(1, dtype=torch.bool, device=q.device) if mask is None else mask
     inputs = (q, k, v, mask.expand(B, H, 1, S))
     parts = zip(*(x.reshape(1, B * H, -1, x.shape[3]).split(heads, dim=1) for x in inputs))
-    some = [
-        F.scaled_dot_product_attention(q.float(), k.float(), v.float(), m, dropout)
-        for q, k, v, m in parts
-    ]
-    return torch.cat(some, dim=1).to(q.dtype).view(B, H, 1, -1)
+    some = [one_query_in_float32(q, k, v, m, dropout) for q, k, v, m in parts]
+    return torch.cat(some, dim=1).view(B, H, 1, -1)

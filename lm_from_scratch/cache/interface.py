@@ -23,16 +23,13 @@ class LayerCache(Protocol):
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Hand over the new keys k and values v (B, Hkv, T, D); get all that the queries may
         see, (B, Hkv, S, D)."""
-        ...
 
     def state(self, *initial: Tensor) -> tuple[Tensor, ...]:
         """The tensors (B, ...) of a recurrent layer after the tokens so far: the ``initial`` ones
         if there are none."""
-        ...
 
     def keep(self, *state: Tensor) -> None:
         """Hand over the tensors (B, ...) after the new tokens, in the same order."""
-        ...
 
 
 class Cache(ABC):

@@ -11,8 +11,9 @@ that holds such a dataclass imports torch: ``--help`` is there at once.
 
 import contextlib
 import os
+import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
@@ -32,13 +33,13 @@ def option(help: str, default: Any = MISSING, **how: Any) -> Any:
 
 
 class Options:
-    """The base of what a command takes: numbers are checked, and named as they were typed."""
+    """The base of what a command takes: its numbers are checked."""
 
     #: The heading over these options in ``--help``.
     GROUP: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        check(self, called=lambda name, value: f"{self.flag(name)} {value}")
+        check(self)
 
     @classmethod
     def flag(cls, name: str) -> str:
@@ -82,9 +83,27 @@ class Command:
     def options_of(self, args: Namespace) -> Any:
         """The options that the command line says; None is what it does not say. Raises
         ``ValueError`` for a value that is none."""
-        said = {name: v for name, v in vars(args).items() if v is not None and name != "command"}
+        given = {name: v for name, v in vars(args).items() if v is not None and name != "command"}
         make = self.read or self.options[0]
-        return make(**{name: tuple(v) if isinstance(v, list) else v for name, v in said.items()})
+        with self.naming_flags():
+            return make(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+
+    @contextlib.contextmanager
+    def naming_flags(self) -> Iterator[None]:
+        """A ``ValueError`` that begins with a field, as ``min_lr=2.0 must not exceed lr=1.0``, then
+        names the options as they are typed: ``--min-lr 2.0 must not exceed --lr 1.0``."""
+        try:
+            yield
+        except ValueError as error:
+            flags = {
+                one.name: options.flag(one.name)
+                for options in self.options
+                for one in fields(options)  # type: ignore[arg-type]
+            }
+            if str(error).partition("=")[0] not in flags:
+                raise
+            names = re.compile(rf"\b({'|'.join(flags)})=")
+            raise ValueError(names.sub(lambda name: f"{flags[name[1]]} ", str(error))) from error
 
 
 def add_option(p: Any, one: Field[Any], flag: str, required: bool) -> None:

@@ -50,8 +50,8 @@ from lm_from_scratch.generation.generate import (
     sequence,
 )
 from lm_from_scratch.generation.logit_processors import LogitProcessor
-from lm_from_scratch.generation.sampling import check_logits
-from lm_from_scratch.limits import Count, Number, require
+from lm_from_scratch.generation.sampling import Number, check_logits
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.batch import padded_batch
 

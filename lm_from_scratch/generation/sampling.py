@@ -13,14 +13,14 @@ Up the Heat: Min-p Sampling*, 2024, arXiv:2407.01082; Meister et al., *Locally T
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Annotated
+from numbers import Integral, Rational, Real
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.limits import NUMBER, Limit, above, check, is_number
+from lm_from_scratch.limits import Limit, check
 
 #: The likeliest tokens, which most often have the mass that top-p asks for.
 HEAD = 1024
@@ -142,11 +142,23 @@ def piece_of(line: Tensor, point: Tensor) -> Tensor:
     return torch.searchsorted(line, point, right=True).minimum(last)
 
 
+def is_number(x: Any) -> bool:
+    """Whether ``x`` is a finite number, of Python or of NumPy; True and False are none."""
+    if isinstance(x, bool):
+        return False
+    if isinstance(x, Integral):
+        return abs(int(x)) < 2**63
+    return isinstance(x, Real) and not isinstance(x, Rational) and math.isfinite(x)
+
+
+#: A finite number of any kind, which another limit may follow.
+Number = Annotated[float, Limit("must be a finite number", is_number)]
 _FROM_GREEDY = Limit("must be 0 (greedy) or more", lambda x: x >= 0)
 _FROM_OFF = Limit(
     "must be a whole number, 0 (off) or more",
     lambda k: isinstance(k, Integral) and is_number(k) and int(k) >= 0,
 )
+_ABOVE_0 = Limit("must be above 0", lambda x: x > 0)
 _TO_OFF = Limit("must be above 0 and at most 1 (off)", lambda p: 0 < p <= 1)
 _SHARE = Limit("must be in 0 (off) ... 1", lambda p: 0 <= p <= 1)
 
@@ -155,12 +167,12 @@ _SHARE = Limit("must be in 0 (off) ... 1", lambda p: 0 <= p <= 1)
 class Sampler:
     """How to choose the next token. The defaults draw from the model's own distribution."""
 
-    temperature: Annotated[float, NUMBER, _FROM_GREEDY] = 1.0  # 0 is greedy: the likeliest token
+    temperature: Annotated[Number, _FROM_GREEDY] = 1.0  # 0 is greedy: the likeliest token
     top_k: Annotated[int, _FROM_OFF] = 0  # 0 is off
-    top_p: Annotated[float, NUMBER, _TO_OFF] = 1.0  # 1 is off
-    min_p: Annotated[float, NUMBER, _SHARE] = 0.0  # 0 is off
-    typical_p: Annotated[float, NUMBER, _TO_OFF] = 1.0  # 1 is off
-    repetition_penalty: Annotated[float, NUMBER, above(0)] = 1.0  # 1 is off
+    top_p: Annotated[Number, _TO_OFF] = 1.0  # 1 is off
+    min_p: Annotated[Number, _SHARE] = 0.0  # 0 is off
+    typical_p: Annotated[Number, _TO_OFF] = 1.0  # 1 is off
+    repetition_penalty: Annotated[Number, _ABOVE_0] = 1.0  # 1 is off
 
     def __post_init__(self) -> None:
         check(self)

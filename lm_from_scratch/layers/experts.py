@@ -32,13 +32,17 @@ Sources: Shazeer et al., *Outrageously Large Neural Networks*, 2017, arXiv:1701.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm_from_scratch.layers.gated_mlp import PRODUCTS, GatedMLP
+from lm_from_scratch.limits import Count, Limit
+
+#: What a config says of the experts that a token visits.
+TopK = Annotated[Count, Limit("exceeds n_expert={n_expert}", lambda k, n: k <= n, "n_expert")]
 
 
 class Routing(NamedTuple):

@@ -34,10 +34,15 @@ Generalization in Transformers*, 2023, arXiv:2305.19466.
 
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from lm_from_scratch.limits import Limit, Positive
+
+#: What a config says of the slowest pair.
+Theta = Annotated[Positive, Limit("must be above 1", lambda theta: theta > 1)]
 
 
 def check_sizes(head_dim: int, theta: float) -> None:

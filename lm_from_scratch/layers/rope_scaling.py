@@ -35,7 +35,10 @@ class _Checked:
     """A scaling, whose numbers are what their types say."""
 
     def __post_init__(self) -> None:
-        check(self, f"{type(self).__name__}: ")
+        try:
+            check(self)
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}: {error}") from None
 
 
 def _slow_down(inv_freq: Tensor, factor: float, keep: Tensor) -> Tensor:

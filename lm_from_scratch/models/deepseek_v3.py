@@ -39,11 +39,17 @@ from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.activation import Activation
-from lm_from_scratch.layers.experts import Experts, SharedExperts, SigmoidRouter, check_groups
+from lm_from_scratch.layers.experts import Experts, SharedExperts, SigmoidRouter, TopK, check_groups
 from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.linear import plain_matrix
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.layers.rope import RopeScaling, Rotate, apply_rope, apply_rope_interleaved
+from lm_from_scratch.layers.rope import (
+    RopeScaling,
+    Rotate,
+    Theta,
+    apply_rope,
+    apply_rope_interleaved,
+)
 from lm_from_scratch.layers.rope_scaling import YaRNScaling
 from lm_from_scratch.limits import (
     Computed,
@@ -53,8 +59,6 @@ from lm_from_scratch.limits import (
     TokenId,
     TokenIds,
     Whole,
-    above,
-    at_most,
     multiple_of,
 )
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
@@ -80,13 +84,13 @@ class DeepseekV3Config(Qwen2Config):
     kv_lora_rank: Count = 512  # numbers of the latent
     q_lora_rank: Count | None = 1536  # None: queries come from the token directly
     rope_interleave: bool = True  # which features make a pair: 2i and 2i + 1, or i and i + Dr / 2
-    rope_theta: Annotated[Positive, above(1)] = 10000.0
+    rope_theta: Theta = 10000.0
     rope_scaling: RopeScaling | None = None
     activation: Activation = "silu"
     first_k_dense_replace: Whole = 3
     n_expert: Count = 256
     n_shared_experts: Count = 1  # that all tokens visit
-    top_k: Annotated[Count, at_most("n_expert")] = 8  # experts that a token visits besides
+    top_k: TopK = 8  # experts that a token visits besides
     expert_size: Count = 2048  # the width of an expert
     n_group: Count = 8  # equal groups of experts, of which a token
     top_group: Count = 4  # has so many to choose from

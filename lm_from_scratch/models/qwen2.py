@@ -32,7 +32,7 @@ from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.head import Head, TiedHead
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, apply_rope
+from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, Theta, apply_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
@@ -41,7 +41,6 @@ from lm_from_scratch.limits import (
     TokenId,
     TokenIds,
     Whole,
-    above,
     check,
     multiple_of,
 )
@@ -70,7 +69,7 @@ class Qwen2Config:
     qkv_bias: bool = True  # Llama, Mistral and Qwen3 have none
     activation: Activation = "silu"
     rms_norm_eps: Positive = 1e-6
-    rope_theta: Annotated[Positive, above(1)] = 1_000_000.0
+    rope_theta: Theta = 1_000_000.0
     rope_scaling: RopeScaling | None = None
     sliding_window: Count | None = None
     layer_types: tuple[str, ...] | None = None

@@ -28,7 +28,7 @@ from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import LayerCache
 from lm_from_scratch.layers.activation import Activation
 from lm_from_scratch.layers.norm import RMSNorm
-from lm_from_scratch.layers.rope import RopeScaling, Rotate, apply_rope
+from lm_from_scratch.layers.rope import RopeScaling, Rotate, Theta, apply_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
@@ -37,7 +37,6 @@ from lm_from_scratch.limits import (
     TokenId,
     TokenIds,
     Whole,
-    above,
     multiple_of,
 )
 from lm_from_scratch.models.qwen2 import Block, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
@@ -59,7 +58,7 @@ class Qwen3Config(Qwen2Config):
     qkv_bias: bool = False
     activation: Activation = "silu"
     rms_norm_eps: Positive = 1e-6
-    rope_theta: Annotated[Positive, above(1)] = 1_000_000.0
+    rope_theta: Theta = 1_000_000.0
     rope_scaling: RopeScaling | None = None
     sliding_window: Count | None = None
     layer_types: tuple[str, ...] | None = None

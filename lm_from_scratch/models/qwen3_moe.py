@@ -13,8 +13,8 @@ from typing import Annotated
 from torch import nn
 
 from lm_from_scratch.layers.activation import Activation
-from lm_from_scratch.layers.experts import Experts, MixtureOfExperts, SoftmaxRouter
-from lm_from_scratch.layers.rope import RopeScaling
+from lm_from_scratch.layers.experts import Experts, MixtureOfExperts, SoftmaxRouter, TopK
+from lm_from_scratch.layers.rope import RopeScaling, Theta
 from lm_from_scratch.limits import (
     Computed,
     Count,
@@ -23,8 +23,6 @@ from lm_from_scratch.limits import (
     TokenId,
     TokenIds,
     Whole,
-    above,
-    at_most,
     is_integer,
     multiple_of,
     shown,
@@ -49,13 +47,13 @@ class Qwen3MoeConfig(Qwen2Config):
     qkv_bias: bool = False
     activation: Activation = "silu"
     n_expert: Count = 128
-    top_k: Annotated[Count, at_most("n_expert")] = 8  # experts that a token visits
+    top_k: TopK = 8  # experts that a token visits
     expert_size: Count = 768  # the width of an expert
     norm_topk_prob: bool = True  # whether the weights of these experts sum to 1
     decoder_sparse_step: Count = 1  # every how many layers there are experts
     mlp_only_layers: tuple[int, ...] = ()
     rms_norm_eps: Positive = 1e-6
-    rope_theta: Annotated[Positive, above(1)] = 1_000_000.0
+    rope_theta: Theta = 1_000_000.0
     rope_scaling: RopeScaling | None = None
     sliding_window: Count | None = None
     layer_types: tuple[str, ...] | None = None

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, known
 from lm_from_scratch.layers.activation import Activation
-from lm_from_scratch.layers.experts import Experts, GatedSharedExpert, SoftmaxRouter
+from lm_from_scratch.layers.experts import Experts, GatedSharedExpert, SoftmaxRouter, TopK
 from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.norm import ZeroCentredRMSNorm
-from lm_from_scratch.layers.rope import RopeScaling, apply_partial_rope
+from lm_from_scratch.layers.rope import RopeScaling, Theta, apply_partial_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
@@ -40,8 +40,6 @@ from lm_from_scratch.limits import (
     TokenId,
     TokenIds,
     Whole,
-    above,
-    at_most,
     multiple_of,
 )
 from lm_from_scratch.models.gated_attention import GatedAttention
@@ -75,14 +73,14 @@ class Qwen3NextConfig(Qwen2Config):
     qkv_bias: bool = False
     activation: Activation = "silu"
     n_expert: Count = 512
-    top_k: Annotated[Count, at_most("n_expert")] = 10  # experts that a token visits
+    top_k: TopK = 10  # experts that a token visits
     expert_size: Count = 512
     shared_expert_size: Count = 512  # the width of the one that all tokens visit
     norm_topk_prob: bool = True  # whether the weights of these experts sum to 1
     decoder_sparse_step: Count = 1  # every how many layers there are experts
     mlp_only_layers: tuple[int, ...] = ()
     rms_norm_eps: Positive = 1e-6
-    rope_theta: Annotated[Positive, above(1)] = 10_000_000.0
+    rope_theta: Theta = 10_000_000.0
     rope_scaling: RopeScaling | None = None
     sliding_window: Count | None = None
     layer_types: tuple[str, ...] | None = None

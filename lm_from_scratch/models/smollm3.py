@@ -26,7 +26,7 @@ from typing import Annotated
 from torch import nn
 
 from lm_from_scratch.layers.activation import Activation
-from lm_from_scratch.layers.rope import RopeScaling, apply_rope, unrotated
+from lm_from_scratch.layers.rope import RopeScaling, Theta, apply_rope, unrotated
 from lm_from_scratch.limits import (
     Computed,
     Count,
@@ -35,7 +35,6 @@ from lm_from_scratch.limits import (
     TokenId,
     TokenIds,
     Whole,
-    above,
     multiple_of,
     shown,
 )
@@ -62,7 +61,7 @@ class SmolLM3Config(Qwen2Config):
     qkv_bias: bool = False
     activation: Activation = "silu"
     rms_norm_eps: Positive = 1e-6
-    rope_theta: Annotated[Positive, above(1)] = 5_000_000.0
+    rope_theta: Theta = 5_000_000.0
     rope_scaling: RopeScaling | None = None
     rope_layers: tuple[int, ...] = None  # type: ignore[assignment]  # None: all but every fourth
     sliding_window: Count | None = None

@@ -277,7 +277,7 @@ def test_beams_are_printed_with_their_scores(capsys) -> None:
     said = capsys.readouterr().out
     assert said.startswith("--- 1, score -") and "--- 2, score -" in said and said.count("The") >= 2
     assert main([*beams, "--num-return-sequences", "4"]) == 2
-    assert "num_return_sequences=4 must be in 1 ... num_beams=3" in capsys.readouterr().err
+    assert "--num-return-sequences 4 must be in 1 ... --num-beams 3" in capsys.readouterr().err
 
 
 def test_the_shipped_models_speak(capsys) -> None:
@@ -309,14 +309,14 @@ def test_the_shipped_models_speak(capsys) -> None:
         (["generate", "--seed", str(2**70)], "does not fit into 64 bits"),
         (["generate", "--num-beams", "-1"], "--num-beams -1 must be an integer, at least 0"),
         (["generate", "--num-beams", "2", "--stop", "."], "--stop '.' is not for --num-beams"),
-        (["generate", "--min-p", "2"], "min_p=2.0 must be in 0"),
+        (["generate", "--min-p", "2"], "--min-p 2.0 must be in 0"),
         (
             ["generate", "--no-repeat-ngram", "-1"],
             "--no-repeat-ngram -1 must be an integer, at least 0",
         ),
         (["train", "--out", __file__], "is a file; it must be a folder"),
         (["train", "--out", "OUT", "--device", "nonsense"], "--device nonsense"),
-        (["generate", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "--temperature", "-1"], "--temperature -1.0"),
         (["generate", "--model", "/nowhere"], "no folder /nowhere"),
         (["generate", "--max-new-tokens", "100000"], "do not fit into block_size=256"),
         (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
@@ -324,8 +324,14 @@ def test_the_shipped_models_speak(capsys) -> None:
             ["train", "--out", "OUT", "--checkpoint-every", "-1"],
             "--checkpoint-every -1 must be an integer, at least 0",
         ),
-        (["train", "--out", "OUT", "--n-embd", "30"], "n_embd=30 is not a multiple of n_head=4"),
-        (["train", "--out", "OUT", "--steps", "10", "--warmup", "10"], "warmup=10 must be shorter"),
+        (
+            ["train", "--out", "OUT", "--n-embd", "30"],
+            "--n-embd 30 is not a multiple of --n-head 4",
+        ),
+        (
+            ["train", "--out", "OUT", "--steps", "10", "--warmup", "10"],
+            "--warmup 10 must be shorter",
+        ),
         (
             ["train", "--out", "OUT", "--library", "onednn", "--dtype", "bfloat16"],
             "--library onednn is for --dtype float32, not bfloat16",

@@ -1,15 +1,13 @@
-"""commands/fields.py and the dataclasses of options: what is typed, kept and refused."""
+"""The dataclasses of options: what they say of other modules, and what leaves no room."""
 
 import subprocess
 import sys
-from argparse import ArgumentParser
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import fields
+from typing import Any, get_args
 
 import pytest
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.commands.fields import Command, Name, Options, option
 from lm_from_scratch.commands.options import GenerateOptions, QuantizeOptions, SpeedOptions
 from lm_from_scratch.commands.presets import PRESETS, read
 from lm_from_scratch.commands.train_options import (
@@ -23,70 +21,12 @@ from lm_from_scratch.commands.train_options import (
 )
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.layout import LAYOUTS, TRAINING
-from lm_from_scratch.limits import Count
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.optim.galore import MOMENTS
 from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.runs.distributed import PARALLEL
 from lm_from_scratch.weights.quantize import WEIGHTS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numbers(Options):
-    source: Name = option("a file", positional=True)
-    n_thing: Count = option("how many", 3)
-    share: float | None = option("of it; default: all", None)
-    kind: Literal["plain", "fancy"] = option("what it is like", "plain")
-    loud: bool = option("say so", False)
-    words: tuple[str, ...] = option("some", ())
-    from_: str = option("a word of Python", "here")
-    scale: float = option("a factor", 0.0, flag="--its-scale")
-
-
-NUMBERS = Command("numbers", (Numbers,), "nowhere:run")
-
-
-def parse(*words: str, command: Command = NUMBERS) -> Any:
-    p = ArgumentParser()
-    command.add_to(p)
-    return command.options_of(p.parse_args(words))
-
-
-def test_what_is_typed_has_the_type_of_its_field_and_the_rest_its_default() -> None:
-    assert parse("file") == Numbers(source="file")
-    words = "file --n-thing 4 --share 1 --kind fancy --loud --words a b --from there --its-scale 2"
-    assert parse(*words.split()) == Numbers(
-        source="file", n_thing=4, share=1.0, kind="fancy", loud=True, words=("a", "b"),
-        from_="there", scale=2.0,
-    )  # fmt: skip
-    assert type(parse("file", "--sh", "1").share) is float  # the beginning of a name is enough
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["", "f --n-thing 1.5", "f --kind odd", "f --other 1", "f --s x", "f --words", " --loud"],
-)
-def test_what_is_no_value_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        parse(*words.split())
-    assert stop.value.code == 2 and "error: " in capsys.readouterr().err
-
-
-def test_a_number_out_of_its_limit_is_named_as_it_was_typed() -> None:
-    with pytest.raises(ValueError, match=r"^--n-thing 0 must be an integer, at least 1$"):
-        parse("file", "--n-thing", "0")
-
-
-def test_the_help_has_meanings_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse("--help")
-    lines = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
-    for text in (
-        "how many; default: 3", "of it; default: all", "what it is like; default: plain", "say so",
-        "some", "a factor; default: 0.0",
-    ):  # fmt: skip
-        assert text in lines
 
 
 @pytest.mark.parametrize(

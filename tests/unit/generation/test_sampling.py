@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +21,7 @@ from lm_from_scratch.generation.sampling import (
     apply_repetition_penalty,
     apply_temperature,
     draw,
+    is_number,
     keep_top_k,
     keep_top_p,
 )
@@ -221,3 +223,9 @@ def test_top_p_of_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> Non
         together = keep_top_p(torch.cat([steep, flat]), 0.9)
         for row, alone in enumerate([steep[:1], steep[1:], flat]):
             assert torch.equal(together[row : row + 1], keep_top_p(alone, 0.9))
+
+
+def test_numpys_numbers_are_numbers_and_truth_is_none() -> None:
+    assert all(map(is_number, [0, -1.5, np.float32(0.5), np.float16(2), np.int64(3)]))
+    for other in (True, np.True_, np.float32("nan"), np.float64("inf"), np.ones(1), "1", None):
+        assert not is_number(other)
