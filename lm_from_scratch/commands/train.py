@@ -25,7 +25,6 @@ from lm_from_scratch.commands.prepared import (
 from lm_from_scratch.commands.speed import choose_products, possible_ways
 from lm_from_scratch.commands.train_options import (
     DEFAULTS,
-    NUMBERS_OF,
     WAYS,
     Classify,
     Dpo,
@@ -40,6 +39,7 @@ from lm_from_scratch.commands.train_options import (
 from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.optim.choose import state_bytes
+from lm_from_scratch.optim.config import NUMBERS_OF
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.program import PROGRAM
 from lm_from_scratch.runs.config import TrainConfig, train

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from lm_from_scratch.commands.fields import Name, Options, option, plain
 from lm_from_scratch.limits import Count, NotNegative, Positive, Share, Whole
+from lm_from_scratch.optim.config import NUMBERS_OF, OptimizerConfig
 from lm_from_scratch.text.corpora import CORPORA
 from lm_from_scratch.text.tasks import TASKS
 
@@ -138,27 +139,39 @@ class StepOptions(Options):
     lr: Positive = option("highest learning rate")
     min_lr: NotNegative = option("learning rate of the last step")
     warmup: Whole = option("steps until the highest learning rate")
-    weight_decay: NotNegative = option("shrinks matrices, not biases and norms", 0.1)
-    optimizer: Literal["adamw", "galore", "muon"] = option("of the blocks' matrices", "adamw")
+    weight_decay: NotNegative = option(
+        "shrinks matrices, not biases and norms", OptimizerConfig.weight_decay
+    )
+    optimizer: Literal["adamw", "galore", "muon"] = option(
+        "of the blocks' matrices", OptimizerConfig.optimizer
+    )
     optim_bits: Literal[32, 8] = option(
-        "of each number in the optimizer's moments: 32, or 8 for less memory", 32
+        "of each number in the optimizer's moments: 32, or 8 for less memory",
+        OptimizerConfig.optim_bits,
     )
     rank: Count | None = option("galore: directions of each matrix; default: n-embd / 4", None)
-    update_proj_gap: Count | None = option("galore: steps for one basis; default: 200", None)
+    update_proj_gap: Count | None = option(
+        f"galore: steps for one basis; default: {OptimizerConfig.update_proj_gap}", None
+    )
     scale: float | None = option(
-        "galore: factor of the matrices' steps, so lr * scale is their rate; default: 0.25", None,
-        flag="--galore-scale",
+        "galore: factor of the matrices' steps, so lr * scale is their rate; default: "
+        f"{OptimizerConfig.scale}", None, flag="--galore-scale",
     )  # fmt: skip
     projection_type: Literal["std", "reverse_std", "left", "right", "full", "random"] | None = (
-        option("galore: which side of a matrix is projected; default: std", None)
-    )
+        option(
+            "galore: which side of a matrix is projected; default: "
+            f"{OptimizerConfig.projection_type}", None,
+        )
+    )  # fmt: skip
     moments: Literal["keep", "rotate", "reset"] | None = option(
-        "galore: what a new basis does to them; default: keep", None
+        f"galore: what a new basis does to them; default: {OptimizerConfig.moments}", None
     )
     basis: Literal["svd", "gram", "subspace"] | None = option(
-        "galore: how it is found; default: gram", None
+        f"galore: how it is found; default: {OptimizerConfig.basis}", None
     )
-    muon_scale: Positive | None = option("muon: factor of the matrices' steps; default: 1.0", None)
+    muon_scale: Positive | None = option(
+        f"muon: factor of the matrices' steps; default: {OptimizerConfig.muon_scale}", None
+    )
     update_in_backward: bool = option(
         "step within the backward pass: less memory, no clipping", False
     )
@@ -174,13 +187,6 @@ class StepOptions(Options):
                 value = vars(self)[name]
                 if value is not None and self.optimizer != optimizer:
                     raise ValueError(f"{self.flag(name)} {value} is for --optimizer {optimizer}")
-
-
-#: The numbers that an optimizer has alone: None leaves them to it.
-NUMBERS_OF = {
-    "galore": ("rank", "update_proj_gap", "scale", "projection_type", "moments", "basis"),
-    "muon": ("muon_scale",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class Classifier(nn.Module):
         super().__init__()
         if type(n_labels) is not int or n_labels < 1:
             raise ValueError(f"n_labels={n_labels!r} must be an integer, at least 1")
-        if not hasattr(backbone, "prefix"):
+        if not isinstance(backbone, Backbone):
             raise ValueError(f"{type(backbone).__name__} is no backbone: give its `backbone`")
         self.prefix = backbone.prefix
         self.add_module(self.prefix, backbone)

@@ -1,64 +1,25 @@
-"""Which optimizer takes the steps of a run, and with which numbers.
+"""Which optimizer takes the steps of a run: the one that a config asks for.
 
 AdamW moves every weight, or GaLore or Muon the matrices of the blocks, and AdamW the others.
 
 Source: Loshchilov, Hutter, *Decoupled Weight Decay Regularization*, 2019, arXiv:1711.05101.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from torch import nn
 
-from lm_from_scratch.limits import Count, Limit, NotNegative, Positive, check, is_plain
 from lm_from_scratch.models.blocks import blocks
-from lm_from_scratch.optim import adamw, galore, muon
 from lm_from_scratch.optim.adamw import AdamW
+from lm_from_scratch.optim.config import NUMBERS_OF, OptimizerConfig
 from lm_from_scratch.optim.galore import GaLore
-from lm_from_scratch.optim.in_backward import check_not_clipped
 from lm_from_scratch.optim.muon import Muon
-
-#: The numbers of a run that are GaLore's alone.
-GALORE = ("rank", "update_proj_gap", "scale", "projection_type", "moments", "basis")
-
-_ABOVE_0 = Limit("must be above 0", lambda x: x == math.inf or (is_plain(x) and x > 0))
-_SHARES = Limit("must be in [0, 1)", lambda b: all(is_plain(beta) and 0 <= beta < 1 for beta in b))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The numbers that define an optimizer and its steps."""
-
-    lr: Positive = 1e-3  # highest learning rate
-    betas: Annotated[tuple[float, float], _SHARES] = (0.9, 0.95)  # of the moments
-    weight_decay: NotNegative = 0.1  # shrinks matrices, not biases and norms
-    max_grad_norm: Annotated[float, _ABOVE_0] = 1.0  # math.inf does not clip
-    optimizer: Literal["adamw", "galore", "muon"] = "adamw"  # of the blocks' matrices
-    optim_bits: int = 32  # of each number in the optimizer's moments: 32, or 8 for less memory
-    rank: Count = 128  # galore: directions of each matrix
-    update_proj_gap: Count = 200  # galore: steps for one basis
-    scale: float = 0.25  # galore: factor of the matrices' steps, so lr * scale is their rate
-    projection_type: str = "std"  # galore: which side of a matrix is projected
-    moments: str = "keep"  # galore: what a new basis does to them
-    basis: str = "gram"  # galore: how it is found
-    muon_scale: Positive = 1.0  # muon: factor of the matrices' steps
-    update_in_backward: bool = False  # step within the backward pass: less memory, no clipping
-
-    def __post_init__(self) -> None:
-        check(self)
-        adamw.check_bits(self.optim_bits)
-        galore.check_options(galore_options(self))
-        if self.optimizer == "muon":
-            muon.check_bits(self.optim_bits)
-        if self.update_in_backward:
-            check_not_clipped(self.max_grad_norm)
 
 
 def galore_options(config: OptimizerConfig) -> dict[str, Any]:
     """The options of a group of matrices that GaLore projects."""
-    return {name: getattr(config, name) for name in GALORE}
+    return {name: getattr(config, name) for name in NUMBERS_OF["galore"]}
 
 
 def muon_options(config: OptimizerConfig) -> dict[str, Any]:

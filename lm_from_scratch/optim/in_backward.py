@@ -12,7 +12,6 @@ Source: Lv et al., *Full Parameter Fine-tuning for Large Language Models with Li
 (LOMO), 2023, arXiv:2306.09782.
 """
 
-import math
 from types import TracebackType
 
 from torch import Tensor
@@ -20,15 +19,6 @@ from torch import Tensor
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore, is_projected
 from lm_from_scratch.optim.galore_basis import project_back
-
-
-def check_not_clipped(max_grad_norm: float) -> None:
-    """Raises ``ValueError`` for a ``max_grad_norm`` other than infinity."""
-    if max_grad_norm != math.inf:
-        raise ValueError(
-            f"max_grad_norm={max_grad_norm} must be inf with update_in_backward: the norm "
-            "of all gradients is known only when all weights have been updated"
-        )
 
 
 class update_in_backward:  # a context, and so in small letters, as torch.no_grad

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.optim.adamw import AdamW, Number
+from lm_from_scratch.optim.config import MOMENTUM_BITS
 
 #: The steepest at 0, so that the weakest directions grow fastest: by 3.4 in each step.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -147,7 +148,7 @@ class Muon(AdamW):
         if not 0.0 < group["scale"] < math.inf:
             raise ValueError(f"scale={group['scale']} must be above 0 and finite")
         if momentum is not None:
-            check_bits(group["optim_bits"])
+            MOMENTUM_BITS.check("optim_bits", {**group, "optimizer": "muon"})
 
     def update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """One step for ``params``, parameters of ``group`` whose gradients were checked."""
@@ -187,12 +188,6 @@ class Muon(AdamW):
         if not is_orthogonalized(p, group):
             return super().new_state(p, group)
         return {"momentum_buffer": torch.zeros_like(p, memory_format=torch.preserve_format)}
-
-
-def check_bits(optim_bits: int) -> None:
-    """Raises ``ValueError`` for a momentum in 8 bits."""
-    if optim_bits == 8:
-        raise ValueError("optim_bits=8 is for AdamW and GaLore: Muon keeps its momentum in 32")
 
 
 def is_orthogonalized(p: Tensor, group: dict[str, Any]) -> bool:

@@ -9,9 +9,9 @@ from lm_from_scratch.limits import Count, Whole
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.interface import CausalLM
-from lm_from_scratch.optim.choose import OptimizerConfig, make_optimizer
+from lm_from_scratch.optim.choose import make_optimizer
+from lm_from_scratch.optim.config import OptimizerConfig
 from lm_from_scratch.text.batch import Batch
-from lm_from_scratch.training import train as loop
 from lm_from_scratch.training.classification_loss import LabelLoss
 from lm_from_scratch.training.in_backward import step_in_backward
 from lm_from_scratch.training.objective import NextTokenLoss, Objective
@@ -21,16 +21,14 @@ from lm_from_scratch.training.train import Batches, Run, Schedule, optimizer_ste
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Schedule, OptimizerConfig):
-    """The numbers that define a run, together with the model's and the data's."""
+    """The numbers that define a run, together with the model's and the data's: those of its
+    schedule, of its optimizer, and these."""
 
     grad_accumulation: Count = 1  # batches summed up before each step
     chunked_loss: bool = False  # a step never holds its logits: for large vocabularies
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the matrix products
     eval_every: Whole = 0  # steps between held-out losses; 0 is never
     seed: Whole = 0  # of dropout; the order of the data has its own
-
-    def __post_init__(self) -> None:
-        OptimizerConfig.__post_init__(self)
 
 
 def train(
@@ -41,10 +39,12 @@ def train(
     processes: SingleProcess = SINGLE_PROCESS,
     loss: Callable[[CausalLM, str], Objective] | None = None,
 ) -> Run:
-    """:func:`lm_from_scratch.training.train.train` with the optimizer and the loss that ``config``
-    asks for. Pairs and rewards come with a ``loss`` of their own, made of the model and a dtype.
+    """The run that trains ``model`` in place, with the optimizer and the loss that ``config`` asks
+    for: it yields every step as soon as it is done.
 
-    Raises ``ValueError`` for ``chunked_loss`` with such a loss.
+    ``batches`` are packed text (:class:`~lm_from_scratch.text.batches.PackedBatches`), answers to
+    questions, labelled texts, or pairs and rewards, which come with a ``loss`` of their own, made
+    of the model and a dtype. Raises ``ValueError`` for ``chunked_loss`` with such a loss.
     """
     processes.check(batches.batch_size, config.update_in_backward)
     objective: Objective
@@ -57,7 +57,7 @@ def train(
     else:
         objective = loss(model, config.dtype)
     wrapped = processes.wrap(objective, blocks(model))
-    return loop.train(
+    return Run(
         model,
         batches,
         make_optimizer(model, config, processes.optimizer),

@@ -24,6 +24,9 @@ from lm_from_scratch.checkpoint.state import (
     save_training_state,
 )
 from lm_from_scratch.checkpoint.weights import plain_tensors
+from lm_from_scratch.models.heads import Classifier
+from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.runs.sharded import whole
 from lm_from_scratch.training.train import Run, Step
 from lm_from_scratch.weights.lora import adapters
@@ -51,17 +54,21 @@ def saved(
             f"{run.processes.size} processes would write the same files: give save their own "
             "save_training_state"
         )
-    recipe = recipe_of(run)
-    found = checkpoints(folder)
-    while found:
+    model, optimizer = run.model, run.optimizer
+    if not isinstance(model, CausalLM | Classifier) or not isinstance(optimizer, AdamW):
+        kinds = f"{type(model).__name__} with {type(optimizer).__name__}"
+        raise ValueError(f"{kinds}: only the models and optimizers of lm_from_scratch are saved")
+    recipe = recipe_of(run, model)
+    snapshots = checkpoints(folder)
+    while snapshots:
         try:
-            run.step = load_training_state(found.pop(), run.model, run.optimizer, recipe)
+            run.step = load_training_state(snapshots.pop(), model, optimizer, recipe)
             break
         except Damaged as error:
-            if not found:
+            if not snapshots:
                 raise
             if run.processes.rank == 0:
-                warnings.warn(f"{error}; going on from {found[-1]}", stacklevel=2)
+                warnings.warn(f"{error}; going on from {snapshots[-1]}", stacklevel=2)
 
     def steps() -> Generator[Step, None, None]:
         written = run.step
@@ -69,28 +76,28 @@ def saved(
             for step in run:
                 yield step
                 if run.step == run.schedule.steps or (every and run.step % every == 0):
-                    save(folder, run.model, run.optimizer, recipe, run.step)
+                    save(folder, model, optimizer, recipe, run.step)
                     written = run.step
         except GeneratorExit:  # closed between two steps
             if run.step > written:
-                save(folder, run.model, run.optimizer, recipe, run.step)
+                save(folder, model, optimizer, recipe, run.step)
             raise
 
     return steps()
 
 
-def recipe_of(run: Run) -> dict[str, Any]:
+def recipe_of(run: Run, model: CausalLM | Classifier) -> dict[str, Any]:
     """All that the weights of a run depend on."""
     numbers = dict(run.numbers)
     numbers.pop("eval_every", None)  # which does not change them
     recipe: dict[str, Any] = {
-        "model": asdict(run.model.backbone.config),
+        "model": asdict(model.backbone.config),
         "train": numbers,
         "data": run.batches.recipe(),
     }
-    if (frozen := frozen_digest(run.model)) is not None:
+    if (frozen := frozen_digest(model)) is not None:
         recipe["frozen"] = frozen
-    if maps := adapters(run.model):
+    if maps := adapters(model):
         recipe["adapters"] = {name: [m.rank, m.alpha, m.dropout] for name, m in maps.items()}
     return json.loads(json.dumps(recipe))  # as it will be read back: tuples become lists
 

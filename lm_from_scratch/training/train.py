@@ -1,8 +1,8 @@
 r"""Training: one step after another, for the caller to consume.
 
 One step takes a batch, asks how surprised the model is by each next token, and moves every weight a
-little against the gradient of that surprise. :func:`train` yields the steps: to print, to plot, to
-stop, or to save, as :mod:`lm_from_scratch.runs.saved` does.
+little against the gradient of that surprise. A :class:`Run` yields the steps: to print, to plot,
+to stop, or to save, as :mod:`lm_from_scratch.runs.saved` does.
 
 The learning rate, the batch and the random numbers of a step are functions of its number.
 
@@ -176,38 +176,23 @@ class Step:
     reward: float | None = None  # the mean over what the model wrote, where it learns from rewards
 
 
-def train(
-    model: nn.Module,
-    batches: Batches,
-    optimizer: torch.optim.Optimizer,
-    loss: nn.Module,
-    schedule: Schedule,
-    **options: Any,
-) -> "Run":
-    """Train ``model`` in place: a :class:`Run`, whose fields are the ``options``, yields every step
-    as soon as it is done.
+@dataclass
+class Run(Iterator[Step]):
+    """Trains ``model`` in place: every step is yielded as soon as it is done.
 
-    ``batches`` are packed text (:class:`~lm_from_scratch.text.batches.PackedBatches`), answers to
-    questions, labelled texts, pairs. ``loss`` is the objective that belongs to them: a module
-    around the model, as the processes wrap it.
+    ``loss`` is the objective that belongs to the ``batches``: a module around the model, as the
+    processes wrap it. Between two steps, the next one depends on the weights of the model, the
+    state of the ``optimizer`` and the number of the last ``step``: with these three put back, the
+    run goes on. The model is left in training mode, the caller's random state untouched.
 
-    The model is left in training mode, the caller's random state untouched.
-
-    In several ``processes`` all of them call this with the same arguments, and take the same steps.
+    In several ``processes`` all of them make this with the same arguments, and take the same steps.
     A batch is shared out by rows, so the run is that of one process, but for rounding and for the
     random numbers of dropout. Raises ``ValueError`` for numbers that do not fit together.
     """
-    return Run(model, batches, optimizer, loss, schedule, **options)
 
-
-@dataclass
-class Run(Iterator[Step]):
-    """A run between two steps. The next one depends on the weights of the ``model``, the state of
-    the ``optimizer`` and the number of the last ``step``: with these three put back, it goes on."""
-
-    model: Any
+    model: nn.Module
     batches: Batches
-    optimizer: Any
+    optimizer: torch.optim.Optimizer
     loss: nn.Module
     schedule: Schedule
     held_out: Sequence[Batch] = ()

@@ -12,7 +12,6 @@ from lm_from_scratch.commands.options import GenerateOptions, QuantizeOptions, S
 from lm_from_scratch.commands.presets import PRESETS, read
 from lm_from_scratch.commands.train_options import (
     DEFAULTS,
-    NUMBERS_OF,
     FromFolder,
     Pretrain,
     RunOptions,
@@ -22,6 +21,7 @@ from lm_from_scratch.commands.train_options import (
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.layout import LAYOUTS, TRAINING
 from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.optim.config import NUMBERS_OF
 from lm_from_scratch.optim.galore import MOMENTS
 from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.runs.config import TrainConfig
