@@ -1,4 +1,5 @@
-"""A layer in the place of attention, as whoever uses a built model finds it."""
+"""What all layers are that carry a state in the place of keys: by this type they are found in a
+built model."""
 
 from abc import abstractmethod
 

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_from_scratch.layers.norm import RMSNorm
+from lm_from_scratch.layers.norm import RMSNorm, ZeroCentredRMSNorm
 from lm_from_scratch.limits import Share, require
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 
@@ -22,5 +22,5 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
     model.model.embed_tokens.register_forward_hook(drop)
     for block in model.model.layers:
         for part in block.children():
-            if not isinstance(part, RMSNorm):
+            if not isinstance(part, RMSNorm | ZeroCentredRMSNorm):
                 part.register_forward_hook(drop)

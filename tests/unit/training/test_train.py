@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_laws import NEW
 from safetensors.torch import load_file
 from tiny_models import TINY, tiny_gpt2, tiny_qwen2, token_ids
 
@@ -510,6 +511,14 @@ def test_residual_dropout_is_where_gpt2_has_it_and_acts_in_training_alone() -> N
     assert len(block.input_layernorm._forward_hooks) == len(model.model.norm._forward_hooks) == 0
     with pytest.raises(ValueError, match=r"dropout=1\.0"):
         residual_dropout_(model, 1.0)
+
+
+def test_residual_dropout_leaves_the_norms_of_every_architecture() -> None:
+    model = NEW["hybrid"]()
+    residual_dropout_(model, 0.5)
+    hooked = {name for name, module in model.named_modules() if module._forward_hooks}
+    kinds = {name.split(".")[-1] for name in hooked}
+    assert kinds == {"embed_tokens", "self_attn", "linear_attn", "mlp"}
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
