@@ -14,9 +14,10 @@ from typing import Any
 import nbclient
 import nbformat
 import pytest
-from course import exercise_pages, guide, hand_out, plans, sheets
+from course import exercise_pages, hand_out, plans, sheets
 from exercise_leaks import leaks, plain, secrets
 from gallery import exercises, navigation, pages
+from sources.templates import render
 from sphinx.addnodes import pending_xref
 
 from lm_from_scratch.exercises import notebooks_command, source
@@ -29,8 +30,8 @@ EXERCISES = catalogue()
 each_exercise = pytest.mark.parametrize("found", EXERCISES, ids=lambda found: found.name)
 
 
-def student(found: Exercise) -> dict[str, Any]:
-    return notebook(found)
+def page(found: Exercise) -> str:
+    return render("exercise.md", **exercise_pages.values(found))
 
 
 def code_of(notebook: dict[str, Any]) -> list[str]:
@@ -74,7 +75,7 @@ def test_what_nbgrader_runs_gets_all_points(found: Exercise) -> None:
 
 @each_exercise
 def test_the_student_notebook_runs_and_gets_nothing(found: Exercise) -> None:
-    points, printed = run(student(found), found)
+    points, printed = run(notebook(found), found)
     assert isinstance(points, float)
     assert points == 0.0
     assert "not written yet" in printed
@@ -212,7 +213,7 @@ def test_no_solution_in_what_a_student_gets(found: Exercise) -> None:
     assert leaks(plain(given[Path(f"{found.name}.ipynb")]), found.name) == []
     assert leaks(given[Path(f"{found.name}.py")], found.name) == []
     # The student has asked for a hint that is open.
-    assert leaks(exercise_pages.page(found), found.name, "\n".join(found.hints)) == []
+    assert leaks(page(found), found.name, "\n".join(found.hints)) == []
 
 
 @each_exercise
@@ -241,14 +242,14 @@ def test_no_solution_in_the_archive() -> None:
 @each_exercise
 def test_links_lead_both_ways(found: Exercise) -> None:
     assert pages.source(found.page).is_file(), f"{found.page} is no tutorial"
-    assert f"`{pages.document(found.page)}`" in exercise_pages.page(found)
+    assert f"`{pages.document(found.page)}`" in page(found)
     (line,) = navigation.with_checks(found.page, "gpu/1_swiglu")
     assert f"/exercises/{found.name}" in [x["reftarget"] for x in line.findall(pending_xref)]
 
 
 @each_exercise
 def test_a_page_has_all_parts(found: Exercise) -> None:
-    text = exercise_pages.page(found)
+    text = page(found)
     for part in ("## Your part", "## Check", "## Hints", f"check {found.name} {found.name}.py"):
         assert part in text
     assert text.count(":class-container: no-search") == len(found.hints)
@@ -260,11 +261,11 @@ def test_markup_in_the_catalogue_is_text() -> None:
     assert exercises.text(given) == r"a \* b \* c, `x_i * y`, \<b\>, \$5, \[1\]"
 
 
-# -- the proof page --------------------------------------------------------------------------
+# -- the table of checks ---------------------------------------------------------------------
 
 
-def test_the_proof_page_shows_every_wrong_answer() -> None:
-    text = exercise_pages.proof()
+def test_the_table_of_checks_shows_every_wrong_answer() -> None:
+    text = render("checks.md", exercises=EXERCISES)
     assert text.startswith("---\nno-search: true\n---\n")
     before, _, _ = text.partition(":::::{dropdown}")
     for found in EXERCISES:
@@ -280,7 +281,7 @@ def test_the_proof_page_shows_every_wrong_answer() -> None:
 @pytest.mark.parametrize("number", plans.PLANS)
 def test_a_plan_adds_up(number: int) -> None:
     weeks = plans.weeks(number)
-    text = guide.plan_table(number)
+    text = render("teaching/plan.md", **plans.table(number), sheet=sheets.place)
     taken = [found for week in weeks for found in week.exercises]
     assert all(f"{exercises.link(found)} (`{found.name}`)" in text for found in taken)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)
@@ -320,4 +321,4 @@ def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert report.wrong == wrong
     points, _ = run(notebook(found, as_source), found)
     assert points == found.points
-    assert leaks(plain(dump(student(found))), "softcap") == []
+    assert leaks(plain(dump(notebook(found))), "softcap") == []

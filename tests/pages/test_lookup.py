@@ -11,6 +11,7 @@ import pytest
 from course import exercise_pages
 from gallery import exercises, pages
 from museum import cards
+from sources.templates import render
 
 
 @cache
@@ -98,4 +99,6 @@ def test_every_mistake_of_a_page_has_a_card() -> None:
 def test_every_hunt_leads_to_the_index() -> None:
     for one in exercises.written():
         for number in cards.NUMBER.findall(one.hunt):
-            assert f"<{cards.label(number)}>`" in exercise_pages.page(one)
+            assert f"<{cards.label(number)}>`" in render(
+                "exercise.md", **exercise_pages.values(one)
+            )

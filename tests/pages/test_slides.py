@@ -11,7 +11,7 @@ from course import slides
 from docutils import nodes
 from docutils.core import publish_doctree
 from gallery import lessons
-from sources import templates
+from sources.templates import render
 
 SVG = '<div class="figure"><svg><path/></svg></div>'
 PAGE = f"""
@@ -115,7 +115,7 @@ def test_a_question_folds_its_answer(found: list[slides.Slide]) -> None:
 
 
 def test_a_file_needs_no_other(found: list[slides.Slide]) -> None:
-    made = templates.render("slides.html", title="A <page>", slides=found, language="en")
+    made = render("slides.html", title="A <page>", slides=found, language="en")
     assert "<title>A &lt;page&gt;</title>" in made and made.count("<section") == len(found)
     assert not re.search(r"<link|<script src|<img(?![^>]*data:)|url\(|@import|https?:", made)
     assert made.index("<h1>") < made.index("<h2>") and made.count("<h1>") == 1

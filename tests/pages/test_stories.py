@@ -6,26 +6,22 @@ import re
 
 import pytest
 from museum import cards, stories
-from sources import templates
+from output.generated import story as page
+from sources.templates import render
 
 
 def test_there_are_ten_and_each_has_a_template() -> None:
-    folder = stories.FOLDER
-    names = {
-        name.removeprefix(f"{folder}/").removesuffix(".rst")
-        for name in templates.PAGES.list_templates()
-        if name.startswith(f"{folder}/")
-    }
+    names = {path.stem for path in stories.FOLDER.glob("*.rst")}
     assert set(stories.STORIES) == names and len(names) == 10
 
 
 @pytest.mark.parametrize("name", stories.STORIES)
 def test_a_story_has_a_picture_and_its_numbers(name: str) -> None:
-    text = stories.page(name)  # what the prose says of its numbers is asserted where they are made
-    picture = stories.numbers(name)["picture"]
+    text = page(name)  # what the prose says of its numbers is asserted where they are made
+    picture = stories.values(name)["picture"]
     assert text.count(".. raw:: html") == 1 and picture.html in text and picture.says
     assert "\n" not in picture.html  # a line of its own below the directive
-    for key, value in stories.numbers(name).items():
+    for key, value in stories.values(name).items():
         assert key == "picture" or str(value) in text.replace(picture.html, ""), key
     assert re.findall(r"^(.+)\n-+$", text, re.M) == ["In your own code", "Where it happened"]
 
@@ -34,7 +30,7 @@ def test_a_story_has_a_picture_and_its_numbers(name: str) -> None:
 def test_its_mistakes_are_in_the_museum(story: stories.Story) -> None:
     assert story.numbers and set(story.numbers) <= set(cards.numbers())
     assert not cards.NUMBER.search(story.title + story.line)
-    text = stories.page(story.name)
+    text = page(story.name)
     for number in story.numbers:
         mistake = cards.numbers()[number]
         assert f"   - {mistake.old}\n   + {mistake.new}\n" in text
@@ -50,7 +46,7 @@ def test_they_are_spread_over_what_one_sees_and_where() -> None:
 
 
 def test_the_museum_lists_them() -> None:
-    text = cards.index(stories.told())
+    text = render("museum.rst", **cards.index(stories.told()))
     for story in stories.told():
         assert f"* :doc:`{story.title} </stories/{story.name}>`. {story.line}\n" in text
         assert f"   stories/{story.name}\n" in text

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
 
 import pytest
-from course import guide, plans, sheets
+from course import plans, sheets
 from exercise_leaks import secrets
 from gallery import exercises, pages
+from output import generated
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.report import examine
 
-texts = cache(guide.texts)
+
+@cache
+def texts() -> dict[str, str]:
+    return generated.for_teachers() | generated.for_all_pages()
+
+
 WEEKS = [(number, week) for number in plans.PLANS for week in range(1, number + 1)]
 each_week = pytest.mark.parametrize(("number", "week"), WEEKS)
 
@@ -60,16 +65,15 @@ def test_meetings_are_short_and_hold_everything(number: int, week: int) -> None:
 
 def test_each_lesson_of_a_plan_has_a_note_and_each_note_a_lesson() -> None:
     taught = {name for number in plans.PLANS for week in plans.weeks(number) for name in week.pages}
-    noted = set()
-    for path in sheets.NOTES.glob("*.toml"):
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        about = {one.name for one in exercises.written() if one.page.startswith(f"{path.stem}/")}
-        assert table.pop("exercises").keys() <= about, path
-        noted |= {f"{path.stem}/{name}" for name in table}
+    noted = {name for name in sheets.notes() if not name.endswith("/exercises")}
+    for name in sheets.notes().keys() - noted:
+        chapter = name.removesuffix("exercises")
+        about = {one.name for one in exercises.written() if one.page.startswith(chapter)}
+        assert sheets.notes()[name].keys() <= about, name
     assert noted == taught
 
 
-@pytest.mark.parametrize("name", [n for n in pages.lessons() if sheets.has_note(n)])
+@pytest.mark.parametrize("name", [n for n in pages.lessons() if n in sheets.notes()])
 def test_questions_and_quiz_of_a_lesson(name: str) -> None:
     for question in sheets.questions(name):
         assert question.text and len(question.choices) > 1 and question.answer

@@ -16,6 +16,7 @@ import pytest
 from api import package
 from gallery import pages
 from sources.modules import summary, uses
+from sources.templates import render
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lm_from_scratch"
@@ -219,7 +220,7 @@ def test_the_index_has_every_file_in_one_room() -> None:
 
 
 def test_the_index_names_what_has_a_place_on_a_page() -> None:
-    index = package.index()
+    index = render("api.rst", **package.index())
     assert "(RoPE)" in index and "rope.apply_rope`" in index
     assert "check_" not in index and "_kernel`" not in index
     # A kernel's helper and a custom operator have no place on a page: autodoc passes over them.
@@ -228,7 +229,7 @@ def test_the_index_names_what_has_a_place_on_a_page() -> None:
 
 
 def test_the_index_begins_with_five_files_that_lessons_use() -> None:
-    index = package.index()
+    index = render("api.rst", **package.index())
     start, _, rest = index.partition("``attention``\n---")
     lines = re.findall(r"^#\. :doc:`[\w.]+ <([\w.]+)>`: (.+)$", start, re.M)
     assert [module for module, _ in lines] == [f"lm_from_scratch.{name}" for name in package.FIRST]
@@ -240,7 +241,7 @@ def test_the_index_begins_with_five_files_that_lessons_use() -> None:
 
 
 def test_what_is_for_authors_stands_apart_at_the_end() -> None:
-    index = package.index()
+    index = render("api.rst", **package.index())
     before, _, after = index.partition("\nFor authors\n-----------\n")
     for module in package.listed():
         of_authors = module.split(".")[1] in package.FOR_AUTHORS
@@ -250,9 +251,9 @@ def test_what_is_for_authors_stands_apart_at_the_end() -> None:
 
 def test_a_page_begins_with_who_uses_it() -> None:
     (norm,) = [name for name in package.listed() if re.fullmatch(r".*(?<!kernels)\.norm", name)]
-    text = package.used_on(norm)
+    text = render("used_on.rst", links=package.used_on(norm))
     assert "/auto_tutorials/2_qwen2/1_rms_norm`" in text and "/exercises/rms_norm`" in text
-    assert "/gpu/3_rms_norm`" in package.used_on("lm_from_scratch.kernels.norm")
+    assert "/gpu/3_rms_norm`" in "".join(package.used_on("lm_from_scratch.kernels.norm"))
 
 
 def test_no_page_shows_answers() -> None:

@@ -1,7 +1,8 @@
 """The page on the families of decoders in `transformers`, from what the package stores of them."""
 
+from typing import Any
+
 from gallery import pages
-from sources import templates
 
 from lm_from_scratch.checkpoint import ideas
 
@@ -27,17 +28,17 @@ def table() -> list[tuple[str, str, list[ideas.Line]]]:
     ]
 
 
-def page() -> str:
-    every = [line for _, _, lines in table() for line in lines]
-    found = ideas.counts()
-    order = sorted((name for name in found if found[name]), key=lambda name: -found[name])
-    return templates.render(
-        "families.rst",
-        families=table(),
-        labels={name: idea.label for name, idea in ideas.IDEAS.items()},
-        rows=[[link(name), str(found[name])] for name in order],
-        link=link,
-        release=ideas.stored()["transformers"],
-        left_out=ideas.stored()["left_out"],
-        silent=sum(not line.keys for line in every) / len(every),
-    )
+def values() -> dict[str, Any]:
+    entries = [line for _, _, lines in table() for line in lines]
+    counts = {name: count for name, count in ideas.counts().items() if count}
+    return {
+        "families": table(),
+        "labels": {name: idea.label for name, idea in ideas.IDEAS.items()},
+        "rows": [
+            [link(name), str(counts[name])] for name in sorted(counts, key=lambda n: -counts[n])
+        ],
+        "link": link,
+        "release": ideas.stored()["transformers"],
+        "left_out": ideas.stored()["left_out"],
+        "silent": sum(not line.keys for line in entries) / len(entries),
+    }

@@ -9,9 +9,10 @@ import re
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gallery import pages
-from sources import modules, templates
+from sources import modules
 from sources.modules import PACKAGE
 
 from lm_from_scratch.exercises.card import folder
@@ -45,26 +46,25 @@ def listed() -> dict[str, Path]:
     }
 
 
-def used_on(module: str) -> str:
-    """Links to the pages and exercises that use a file; many of them folded."""
-    links = [
+def used_on(module: str) -> list[str]:
+    """Links to the pages and exercises that use a file."""
+    return [
         f":doc:`{pages.document(page)}`"
         for page in pages.in_order()
         if modules.uses(pages.source(page), module)
-    ]
-    links += [
+    ] + [
         f":doc:`/exercises/{one.name}`"
         for one in exercises()
         if modules.uses(folder(one.name) / "checks.py", module)
     ]
-    return templates.render("used_on.rst", links=links)
 
 
 def by_room() -> dict[str, list[str]]:
     """The files with a page by their room, in the order of the rooms; last those in none."""
-    names = [*modules.rooms(), ""]
-    found = {name: [m for m in listed() if modules.room(m) == name] for name in names}
-    return {name: members for name, members in found.items() if members}
+    rooms: dict[str, list[str]] = {name: [] for name in [*modules.rooms(), ""]}
+    for module in listed():
+        rooms[modules.room(module)].append(module)
+    return {name: members for name, members in rooms.items() if members}
 
 
 def named(module: str) -> list[str]:
@@ -74,29 +74,20 @@ def named(module: str) -> list[str]:
     return [n for n in modules.public_names(listed()[module]) if not INSIDE.search(n)]
 
 
-def index() -> str:
+def index() -> dict[str, Any]:
     """First where to begin, then the files by room, each with its line and the names that it
     defines; last the rooms for authors."""
     rooms = by_room()
-    parts = [
-        {name: rooms[name] for name in rooms if (name in FOR_AUTHORS) == apart}
-        for apart in (False, True)
-    ]
-    return templates.render(
-        "api.rst",
-        first=[f"{PACKAGE}.{name}" for name in FIRST],
-        parts=parts,
-        package=PACKAGE,
-        about={module: modules.summary(path) for module, path in listed().items()},
-        named=named,
-    )
-
-
-def texts() -> dict[str, str]:
-    """The index, the list from which `autosummary` writes a page a file, and their first lines."""
-    made = {f"generated/used_on/{name}.rst": used_on(name) for name in listed()}
-    made["generated/api.rst"] = templates.render("autosummary.rst", modules=listed())
-    return made | {"api/index.rst": index()}
+    return {
+        "first": [f"{PACKAGE}.{name}" for name in FIRST],
+        "parts": [
+            {name: rooms[name] for name in rooms if (name in FOR_AUTHORS) == apart}
+            for apart in (False, True)
+        ],
+        "package": PACKAGE,
+        "about": {module: modules.summary(path) for module, path in listed().items()},
+        "named": named,
+    }
 
 
 # -- tables of the architecture --------------------------------------------------------------------
@@ -117,16 +108,16 @@ def graph(root: Path = pages.ROOT) -> dict[str, set[str]]:
 
 def below(room: str) -> list[str]:
     """The rooms that a room imports from, the highest first; a file in no room counts as none."""
-    found = {
+    lower = {
         modules.room(other)
         for module, imported in graph().items()
         if modules.room(module) == room
         for other in imported
     }
-    return [name for name in reversed(modules.rooms()) if name in found - {room}]
+    return [name for name in reversed(modules.rooms()) if name in lower - {room}]
 
 
-def rooms() -> str:
+def rooms() -> list[list[str]]:
     """The highest first, so that a room imports from those below it."""
     rows = [["room", "what it is for", "files", "imports from"]]
     for room, members in reversed(by_room().items()):
@@ -137,10 +128,10 @@ def rooms() -> str:
         links = ", ".join(f":doc:`{file} </api/{folder}.{file}>`" for folder, file in files)
         lower = ", ".join(f"``{other}``" for other in below(room))
         rows.append([name if room else "beside the rooms", purpose, links, lower])
-    return templates.table(rows, ":widths: 14 30 34 22")
+    return rows
 
 
-def config_names() -> str:
+def config_names() -> list[list[str]]:
     """The fields of both configs that `transformers` calls something else."""
     from lm_from_scratch.checkpoint.configs import GPT2_NAMES
     from lm_from_scratch.checkpoint.dialects import DECODER_NAMES
@@ -154,4 +145,4 @@ def config_names() -> str:
             for config, names in ((GPT2Config, GPT2_NAMES), (Qwen2Config, DECODER_NAMES))
         ]
         rows.append([f"``{name}``", *theirs])
-    return templates.table(rows)
+    return rows

@@ -1,4 +1,4 @@
-"""The chapter of exercises: a page for each, their index, and the proof of their checks.
+"""What the pages of the exercises show: each one, and `play` with right and wrong answers.
 
 Everything is made from the sources and the catalogue. Nothing on these pages is run, and no
 solution is on them: what is shown is what `exercises.py` gives to a student.
@@ -12,9 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gallery import exercises, pages
+from gallery import exercises
 from museum import cards
-from sources import templates
 
 from lm_from_scratch.exercises import playing, source
 from lm_from_scratch.exercises.child import Job, verdict
@@ -23,28 +22,32 @@ from lm_from_scratch.exercises.notebook import as_student
 from lm_from_scratch.exercises.parts import part
 from lm_from_scratch.exercises.play_class import Answers, Student, played
 
+#: Where each planted wrong answer shows when a model plays it, as a test has measured it.
+PLAYS = Path(__file__).resolve().parents[3] / "tests" / "exercises" / "plays.json"
 
-def kind(found: Exercise) -> str:
-    if found.hunt:
-        return f"bug hunt ({cards.with_links(found.hunt)})"
-    if found.name.startswith("measure_"):
+
+def kind(one: Exercise) -> str:
+    if one.hunt:
+        return f"bug hunt ({cards.with_links(one.hunt)})"
+    if one.name.startswith("measure_"):
         return "decide"
-    return "kernel" if found.key[0] == 99 else "write"
+    return "kernel" if one.key[0] == 99 else "write"
 
 
-templates.PAGES.filters |= {
-    "as_student": as_student,
-    "kind": kind,
-    "upper_first": lambda sentence: sentence[:1].upper() + sentence[1:],
-    "mistake": lambda found: exercises.text(cards.with_links(found.hunt)),
-    "without_title": lambda markdown: re.sub(r"\A# .*\n+", "", markdown),
-}
+def mistake(hunt: Exercise) -> str:
+    return exercises.text(cards.with_links(hunt.hunt))
 
 
-def page(found: Exercise) -> str:
-    return templates.render(
-        "exercise.md", found=found, exercises=exercises, source=source, part=part
-    )
+def values(one: Exercise) -> dict[str, Any]:
+    """What the page of an exercise shows."""
+    return {
+        "found": one,
+        "exercises": exercises,
+        "source": source,
+        "part": part(one.name),
+        "kind": kind(one),
+        "as_student": as_student,
+    }
 
 
 #: The exercises that a beginner has solved on the page about `play`.
@@ -55,38 +58,41 @@ MISTAKES = {
     "gradients": r"detached|graph of|without a gradient",
     "anything else": "",
 }
+#: What an exercise's place in a model helps it to do, by the loop in which it runs.
+LOOPS = {
+    "write": "the model that writes",
+    "other": "and writes in other ways",
+    "learn": "and learns",
+}
 
 
-def your_package(shown: str = "rms_norm") -> str:
+def your_package(name: str = "rms_norm") -> dict[str, Any]:
     """The page on `play`: what it prints for right answers, and what it shows of wrong ones."""
     parts = [
-        {"exercise": one, "part": found} for one in exercises.written() if (found := part(one.name))
+        {"exercise": one, "part": place} for one in exercises.written() if (place := part(one.name))
     ]
-    other = "and writes in other ways"
-    groups: dict[str, list[Any]] = {"the model that writes": [], other: [], "and learns": []}
+    groups: dict[str, list[Any]] = {title: [] for title in LOOPS.values()}
     for one in parts:
-        titles = {"write": "the model that writes", "learn": "and learns"}
-        groups[titles.get(one["part"].loop, other)].append(one)
+        groups[LOOPS.get(one["part"].loop, LOOPS["other"])].append(one)
     references = {name: exercise(name).reference for name in FIVE}
-    return templates.render(
-        "your_package.md",
-        parts=parts,
-        groups=groups,
-        shown=shown,
-        five=FIVE,
-        played=printed(playing.play, shown, exercise(shown).reference),
-        played_together=printed(playing.play_together, references, {}),
-        played_class=a_class(),
-        lengths=playing.LENGTHS,
-        exercises=exercises,
+    return {
+        "parts": parts,
+        "groups": groups,
+        "shown": name,
+        "five": FIVE,
+        "played": printed(playing.play, name, exercise(name).reference),
+        "played_together": printed(playing.play_together, references, {}),
+        "played_class": a_class(),
+        "lengths": playing.LENGTHS,
+        "exercises": exercises,
         **where_wrong_answers_show(),
-    )
+    }
 
 
 def printed(function: Any, *args: Any) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         function(*args)
-    return said.getvalue().strip()
+    return output.getvalue().strip()
 
 
 def a_class() -> str:
@@ -100,37 +106,26 @@ def a_class() -> str:
         ana = Student("ana", [*FIVE], {}, played(answers, 0))
         files["rope"].write_text("def rope(x, positions, theta:\n", encoding="utf-8")
         files["swiglu"].write_text(source.stub("swiglu"), encoding="utf-8")
-        handed_in = ("rope", "swiglu")
-        missing = {name: verdict(Job(files[name], name)).reason for name in handed_in}
-        ben = Student(
-            "ben", ["rms_norm"], missing, played(Answers({"rms_norm": str(files["rms_norm"])}), 0)
-        )
+        missing = {name: verdict(Job(files[name], name)).reason for name in ("rope", "swiglu")}
+        answers = Answers({"rms_norm": str(files["rms_norm"])})
+        ben = Student("ben", ["rms_norm"], missing, played(answers, 0))
     return f"{ana.line()}\n{ben.line()}"
 
 
 def where_wrong_answers_show() -> dict[str, Any]:
-    """How many planted wrong answers change a text or a run, as it was measured."""
-    path = pages.ROOT / "tests/exercises/plays.json"
-    found = json.loads(path.read_text(encoding="utf-8"))
+    """How many planted wrong answers change a text or a run; of a kind, how many are visible."""
+    plays = json.loads(PLAYS.read_text(encoding="utf-8"))
     kinds = {kind: [0, 0] for kind in MISTAKES}
-    at = []
-    for name, table in found.items():
+    places = []
+    for name, table in plays.items():
         for wrong in exercise(name).wrong:
-            at.append(table["wrong"][wrong.label])
-            told = f"{wrong.label}, {wrong.case}"
-            kind = next(kind for kind, words in MISTAKES.items() if re.search(words, told))
+            places.append(table["wrong"][wrong.label])
+            text = f"{wrong.label}, {wrong.case}"
+            kind = next(kind for kind, words in MISTAKES.items() if re.search(words, text))
             kinds[kind][0] += 1
-            kinds[kind][1] += at[-1] != "not visible"
-    changed, hidden = sum(isinstance(one, int) for one in at), at.count("not visible")
+            kinds[kind][1] += places[-1] != "not visible"
+    changed, hidden = sum(isinstance(at, int) for at in places), places.count("not visible")
     return {
-        "wrong": len(at), "changed": changed, "hidden": hidden,
-        "raised": len(at) - changed - hidden, "kinds": kinds,
+        "wrong": len(places), "changed": changed, "hidden": hidden,
+        "raised": len(places) - changed - hidden, "kinds": kinds,
     }  # fmt: skip
-
-
-# -- the proof -------------------------------------------------------------------------------
-
-
-def proof() -> str:
-    """The page on the proofs: which check rejects each wrong answer of the catalogue."""
-    return templates.render("proof.md", found=exercises.written())

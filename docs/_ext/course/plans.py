@@ -1,8 +1,13 @@
-"""Plans of a course in weeks, cut from the course itself: pages in order, and their exercises."""
+"""Plans of a course in weeks, cut from the course itself: pages in order, and their exercises.
 
+And beside them other courses: which lessons and exercises go with their topics.
+"""
+
+import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
+from typing import Any
 
 from gallery import pages
 
@@ -14,8 +19,6 @@ PLANS = {
     6: (("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), 2),
     12: (("[0-9]*_*/*", "gpu/[1-4]_*"), 3),
 }
-
-
 #: Minutes of exercises in the meetings of a week.
 IN_CLASS = 75
 
@@ -28,12 +31,12 @@ class Week:
     def in_class(self) -> list[Exercise]:
         """Bug hunts are for pairs, and easy exercises to begin with: both in class, in order, as
         long as there is time. In a week that has neither, it is the shortest exercise."""
-        there: list[Exercise] = []
+        done: list[Exercise] = []
         for one in self.exercises:
-            minutes = one.minutes + sum(other.minutes for other in there)
+            minutes = one.minutes + sum(other.minutes for other in done)
             if (one.hunt or one.difficulty == 1) and minutes <= IN_CLASS:
-                there.append(one)
-        return there or sorted(self.exercises, key=lambda one: one.minutes)[:1]
+                done.append(one)
+        return done or sorted(self.exercises, key=lambda one: one.minutes)[:1]
 
     def at_home(self) -> list[Exercise]:
         return [one for one in self.exercises if one not in self.in_class()]
@@ -68,16 +71,33 @@ def weeks(number: int) -> list[Week]:
         pages.minutes(n) + sum(one.minutes for one in taken.values() if one.page == n)
         for n in names
     ]
-    found = [Week([], []) for _ in range(number)]
+    plan = [Week([], []) for _ in range(number)]
     week_of: dict[str, int] = {}
     for i, name in enumerate(names):
         week_of[name] = int((sum(work[:i]) + work[i] / 2) / sum(work) * number)
-        found[week_of[name]].pages.append(name)
+        plan[week_of[name]].pages.append(name)
     before = {name: [one.page, *one.after] for name, one in taken.items()}
     for name in TopologicalSorter(before).static_order():
         if name in taken and set(before[name]) <= set(week_of):
             week_of[name] = max(week_of[other] for other in before[name])
     for name, one in taken.items():
         if name in week_of:
-            found[week_of[name]].exercises.append(one)
-    return found
+            plan[week_of[name]].exercises.append(one)
+    return plan
+
+
+def table(number: int) -> dict[str, Any]:
+    """The weeks of a plan: what to read, what to do in class, what to do at home."""
+    plan = weeks(number)
+    taken = [one for week in plan for one in week.exercises]
+    left = [one for one in exercises() if one not in taken]
+    return {"number": number, "weeks": plan, "taken": taken, "left": left}
+
+
+def courses() -> list[dict[str, Any]]:
+    """Other courses, each topic with its exercises."""
+    text = (pages.DOCS / "classroom" / "syllabi.toml").read_text(encoding="utf-8")
+    others: list[dict[str, Any]] = tomllib.loads(text)["course"]
+    for topic in (topic for course in others for topic in course["topics"]):
+        topic["exercises"] = [e for name in topic["pages"] for e in exercises() if e.page == name]
+    return others

@@ -9,14 +9,15 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
 from gallery import exercises, pages
 from museum import cards
-from sources import templates
+from sources.templates import PAGES, render
 
 from course import plans
 from lm_from_scratch.exercises import source
@@ -28,7 +29,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: ker
 
 NOTES = pages.DOCS / "classroom" / "notes"
 #: Words that are said in a minute. It is a common pace of talks: nobody has spoken these.
-SAID_A_MINUTE = 150
+WORDS_A_MINUTE = 150
 #: Minutes for a heading of a talk, for a class to choose an answer, for what begins a week, and for
 #: a meeting.
 HEADING, CHOOSE, OPEN, MEETING = 1, 1, 10, 90
@@ -37,7 +38,7 @@ VOTES = 3
 SHORT = 2
 #: Numbers in words, for titles.
 WORDS = {6: "Six", 12: "Twelve"}
-QUIZ = "Which sentence is false?"
+PREDICT, QUIZ = "**Predict first.**", "Which sentence is false?"
 LETTERS = "abcdefgh"
 
 
@@ -53,30 +54,25 @@ class Note:
 
 
 @cache
-def chapter(name: str) -> dict[str, Any]:
-    return tomllib.loads((NOTES / f"{name}.toml").read_text(encoding="utf-8"))
+def notes() -> dict[str, Any]:
+    """All that is written by hand: of a lesson by its name, of exercises by "CHAPTER/exercises"."""
+    return {
+        f"{path.stem}/{name}": table
+        for path in NOTES.glob("*.toml")
+        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items()
+    }
 
 
 def note(name: str) -> Note:
-    if not has_note(name):
-        raise ValueError(f"{name} has no note for teachers in docs/classroom/notes")
-    chapter_name, _, page_name = name.partition("/")
-    return Note(**chapter(chapter_name)[page_name])
-
-
-def has_note(name: str) -> bool:
-    chapter_name, _, page_name = name.partition("/")
-    return page_name in chapter(chapter_name)
+    return Note(**notes()[name])
 
 
 def explanation(one: Exercise) -> str:
     """A model answer to "why", written by hand; of a hunt, else, from the bug museum."""
-    written = chapter(one.page.partition("/")[0]).get("exercises", {})
-    if one.name in written:
-        return str(written[one.name])
+    by_hand = notes()[f"{one.page.partition('/')[0]}/exercises"]
     mistakes = [cards.numbers()[number] for number in cards.NUMBER.findall(one.hunt)]
-    told = (f"{card.wrong} A user saw this: {card.saw}" for card in mistakes)
-    return markdown(" ".join(told), one.page)
+    texts = (f"{card.wrong} A user saw this: {card.saw}" for card in mistakes)
+    return str(by_hand.get(one.name) or markdown(" ".join(texts), one.page))
 
 
 def markdown(text: str, page: str = "") -> str:
@@ -106,32 +102,22 @@ class Question:
 def questions(name: str) -> list[Question]:
     """The questions "Predict first" of a page, in Markdown."""
     texts = [block.content for block in pages.blocks(pages.source(name)) if block.type == "text"]
-    found = []
-    for text, after in zip(texts, [*texts[1:], ""], strict=True):
-        _, _, asked = text.partition("**Predict first.**")
-        if asked:
-            question, *items = re.split(r"^\* +", asked, flags=re.M)
-            choices = [first_paragraph(item) for item in items]
-            answer = first_paragraph(after)
-            parts = (question, *choices, answer)
-            question, *choices, answer = (markdown(part, name) for part in parts)
-            found.append(Question(question, choices, "", answer))
-    answers = note(name).answers
-    if len(found) != len(answers):
-        raise ValueError(f"{name} has {len(found)} questions, and its note {len(answers)} answers")
-    return [
-        replace(question, right=letter(name, question, begins)) if begins else question
-        for question, begins in zip(found, answers, strict=True)
-    ]
+    pairs = [(text, after) for text, after in pairwise([*texts, ""]) if PREDICT in text]
+    asked = []
+    for (text, after), right in zip(pairs, note(name).answers, strict=True):
+        question, *items = re.split(r"^\* +", text.partition(PREDICT)[2], flags=re.M)
+        choices = [markdown(first_paragraph(item), name) for item in items]
+        letter = letter_of(right, choices) if right else ""
+        answer = markdown(first_paragraph(after), name)
+        asked.append(Question(markdown(question, name), choices, letter, answer))
+    return asked
 
 
-def letter(name: str, question: Question, begins: str) -> str:
-    """The letter of the choice that is, or begins with, the answer of a note."""
-    same = [choice for choice in question.choices if choice == begins]
-    same = same or [choice for choice in question.choices if choice.startswith(begins)]
-    if len(same) != 1:
-        raise ValueError(f"{name}: {begins!r} is no choice of the question {question.text!r}")
-    return LETTERS[question.choices.index(same[0])]
+def letter_of(right: str, choices: list[str]) -> str:
+    """The letter of the choice that is, or begins with, the right answer of a note."""
+    same = [choice for choice in choices if choice == right]
+    (choice,) = same or [choice for choice in choices if choice.startswith(right)]
+    return LETTERS[choices.index(choice)]
 
 
 def first_paragraph(text: str) -> str:
@@ -175,16 +161,14 @@ def own_quiz(name: str) -> Quiz:
 def deeper_quizzes(name: str) -> list[Quiz]:
     """Those of the in-depth pages of a lesson. What follows the sentences there is the answer, but
     for a paragraph that only leads to the code."""
-    found = []
+    quizzes = []
     for deeper in pages.in_depth(name):
-        text = pages.said(deeper, QUIZ)
-        if text:
+        if text := pages.said(deeper, QUIZ):
             paragraphs = [part for part in text.split("\n\n") if not re.match(r"\d+\. ", part)]
             answer = [part for part in paragraphs if re.search(r"false|^The \w+:|true", part)]
             sentences = [markdown(item, deeper) for item in items(text, r"\d+\.")]
-            said = markdown(" ".join(answer), deeper)
-            found.append(Quiz(deeper, sentences, said))
-    return found
+            quizzes.append(Quiz(deeper, sentences, markdown(" ".join(answer), deeper)))
+    return quizzes
 
 
 # -- what people ask -----------------------------------------------------------------------------
@@ -196,23 +180,22 @@ class Asked:
 
     text: str
     answer: str
-    lessons: list[str]
+    lessons: set[str]
 
 
 @cache
 def asked() -> list[Asked]:
     text = (pages.DOCS / "questions.rst").read_text(encoding="utf-8")
     parts = re.split(r"^(\S.*)\n~+$", text, flags=re.M)[1:]
-    found = []
+    questions = []
     for title, body in zip(parts[::2], parts[1::2], strict=True):
         body = re.sub(r"^\.\. words:.*\n(?: +.*\n)*", "", body, flags=re.M).strip()
         answer, _, rest = body.partition("\n\n")
         answer = "".join(re.findall(r".+?[.?!](?=\s|$)", " ".join(answer.split()))[:SHORT])
         places = re.findall(r"</(?:auto_tutorials/)?([\w/]+)>`", rest)
-        named = [name for place in places if (name := pages.page_of(place))]
-        lessons = [*dict.fromkeys(map(pages.lesson, named))]
-        found.append(Asked(markdown(title), markdown(answer), lessons))
-    return found
+        lessons = {pages.lesson(name) for place in places if (name := pages.page_of(place))}
+        questions.append(Asked(markdown(title), markdown(answer), lessons))
+    return questions
 
 
 # -- votes ---------------------------------------------------------------------------------------
@@ -260,27 +243,25 @@ def votes(one: Exercise) -> list[Vote]:
     """The answers to argue about: those that most checks accept, each seen by another check."""
     by = rejected(one.name)
     changes = [wrong for wrong in one.wrong if wrong.label in by]
-    names = [case.name for case in one.cases]
-    found: list[Vote] = []
+    by_case: dict[str, Wrong] = {}
     for wrong in sorted(changes, key=lambda wrong: len(by[wrong.label])):
-        if len(found) == VOTES:
-            break
-        if wrong.case in [vote.wrong.case for vote in found]:
-            continue
-        accepts = [n for n in names if n not in by[wrong.label]]
+        by_case.setdefault(wrong.case, wrong)
+    names = [case.name for case in one.cases]
+    chosen = []
+    for number, wrong in enumerate([*by_case.values()][:VOTES], 1):
+        accepts = [name for name in names if name not in by[wrong.label]]
         begin = crc32(wrong.label.encode()) % max(len(accepts), 1)
         others = [*accepts[begin:], *accepts[:begin]][:2]
         choices = sorted([wrong.case, *others], key=names.index)
-        found.append(Vote(one, len(found) + 1, wrong, len(accepts), choices))
-    return found
+        chosen.append(Vote(one, number, wrong, len(accepts), choices))
+    return chosen
 
 
 def votes_of(week: plans.Week) -> list[Vote]:
     """Three for a week: one of each exercise done in class, then a second one of each."""
-    columns = [votes(one) for one in week.in_class()]
-    turns = [column[i] for i in range(VOTES) for column in columns if i < len(column)]
     order = week.in_class()
-    return sorted(turns[:VOTES], key=lambda vote: (order.index(vote.exercise), vote.number))
+    turns = sorted((vote for one in order for vote in votes(one)), key=lambda vote: vote.number)
+    return sorted(turns[:VOTES], key=lambda vote: order.index(vote.exercise))
 
 
 def wrong_file(vote: Vote) -> str:
@@ -303,21 +284,21 @@ class Item:
 
 def spoken(*texts: str) -> int:
     """Minutes to say texts aloud, at least one. Where a link leads is not said."""
-    said = [re.sub(r"\{doc\}`([^`]+?) <[^`>]+>`", r"\1", text) for text in texts]
-    return max(1, round(sum(map(pages.words, said)) / SAID_A_MINUTE))
+    aloud = [re.sub(r"\{doc\}`([^`]+?) <[^`>]+>`", r"\1", text) for text in texts]
+    return max(1, round(sum(map(pages.words, aloud)) / WORDS_A_MINUTE))
 
 
 def talk(name: str) -> int:
     """Minutes of a talk: its headings, what is drawn, where students stumble, the lines to keep."""
-    said = note(name)
-    return HEADING * len(steps(name)) + spoken(said.board, said.stumble, *kept(name))
+    texts = (note(name).board, note(name).stumble, *kept(name))
+    return HEADING * len(steps(name)) + spoken(*texts)
 
 
 def ask(name: str) -> int:
     """Minutes of the questions before a talk: read aloud, chosen, answered."""
-    found = questions(name)
-    read = spoken(*(text for one in found for text in (one.text, *one.choices, one.answer)))
-    return CHOOSE * len(found) + read
+    asked = questions(name)
+    texts = (text for one in asked for text in (one.text, *one.choices, one.answer))
+    return CHOOSE * len(asked) + spoken(*texts)
 
 
 def ballot(turns: list[Vote]) -> int:
@@ -328,37 +309,36 @@ def ballot(turns: list[Vote]) -> int:
 
 def agenda(number: int, week: int) -> Iterator[Item]:
     """What happens in class, in order: each lesson, then the exercises that belong to it."""
-    found = plans.weeks(number)[week - 1]
-    here, turns = found.in_class(), votes_of(found)
+    plan = plans.weeks(number)[week - 1]
+    turns = votes_of(plan)
     first = "Set up: everyone runs `start` and `check` once, with the first exercise."
     yield Item(OPEN, first if week == 1 else f"Quiz on week {week - 1}; talk about the answers.")
-    late = [one for one in here if one.page not in found.pages]
-    for name in [None, *found.pages]:
+    for name in [None, *plan.pages]:  # an exercise of an earlier week comes first
         if name:
             title = pages.sections(name)[0].plain
-            yield Item(
-                ask(name) + talk(name),
-                f"{title}: {len(questions(name))} questions first, then the talk.",
-            )
-        for one in late if name is None else [one for one in here if one.page == name]:
+            text = f"{title}: {len(questions(name))} questions first, then the talk."
+            yield Item(ask(name) + talk(name), text)
+        for one in plan.in_class():
+            if name != (one.page if one.page in plan.pages else None):
+                continue
             how = "in pairs, one reads aloud" if one.hunt else "each alone, then with a neighbour"
             yield Item(one.minutes, f"Exercise `{one.name}`, {how}.")
             if own := [vote for vote in turns if vote.exercise == one]:
                 many = "s" * (len(own) > 1)
                 yield Item(ballot(own), f"Vote on {len(own)} answer{many} to it.")
-    lines_to_keep = [line for name in found.pages for line in kept(name)]
+    lines_to_keep = [line for name in plan.pages for line in kept(name)]
     yield Item(spoken(*lines_to_keep), "The lines to keep, and what to do at home.")
 
 
 def meetings(number: int, week: int) -> list[list[tuple[str, Item]]]:
     """The agenda cut into one meeting or two, about equally long, each item with its time from the
     beginning of its meeting."""
-    whole = [*agenda(number, week)]
-    if length(whole) <= MEETING:
-        return [timed(whole)]
-    cuts = range(1, len(whole))
-    cut = min(cuts, key=lambda at: max(length(whole[:at]), length(whole[at:])))
-    return [timed(whole[:cut]), timed(whole[cut:])]
+    items = [*agenda(number, week)]
+    if length(items) <= MEETING:
+        return [timed(items)]
+    cuts = range(1, len(items))
+    cut = min(cuts, key=lambda at: max(length(items[:at]), length(items[at:])))
+    return [timed(items[:cut]), timed(items[cut:])]
 
 
 def length(items: list[Item]) -> int:
@@ -372,7 +352,7 @@ def timed(items: list[Item]) -> list[tuple[str, Item]]:
 
 # -- the sheet -----------------------------------------------------------------------------------
 
-templates.PAGES.filters |= {
+PAGES.filters |= exercises.FILTERS | {
     "page_link": lambda name: f"{{doc}}`{pages.sections(name)[0].plain} <{pages.document(name)}>`",
     "steps": steps,
     "questions": questions,
@@ -389,21 +369,19 @@ def place(number: int, week: int) -> str:
 
 
 def sheet(number: int, week: int) -> str:
-    found = plans.weeks(number)[week - 1]
-    people = [one for one in asked() if {*one.lessons} & {*found.pages}]
-    return templates.render(
+    plan = plans.weeks(number)[week - 1]
+    return render(
         "teaching/sheet.md",
         number=number,
         words=WORDS[number],
         week=week,
-        found=found,
+        plan=plan,
         meetings=meetings(number, week),
-        said=SAID_A_MINUTE,
-        votes=votes_of(found),
-        asked=people,
-        own=[own_quiz(name) for name in found.pages],
-        deeper=[quiz for name in found.pages for quiz in deeper_quizzes(name)],
-        exercises=exercises,
+        words_a_minute=WORDS_A_MINUTE,
+        votes=votes_of(plan),
+        asked=[one for one in asked() if one.lessons & {*plan.pages}],
+        own=[own_quiz(name) for name in plan.pages],
+        deeper=[quiz for name in plan.pages for quiz in deeper_quizzes(name)],
         letters=LETTERS,
         lines=lines,
     )
@@ -412,4 +390,4 @@ def sheet(number: int, week: int) -> str:
 def lines(one: Exercise) -> int:
     """Lines of code of the solution."""
     code = source.solution(one.name, whole=False)
-    return sum(bool(re.match(r"\s*[^\s#]", line)) for line in code.splitlines())
+    return len(re.findall(r"^\s*[^\s#]", code, re.M))

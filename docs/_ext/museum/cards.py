@@ -14,7 +14,6 @@ from typing import Any
 
 from gallery import pages
 from gallery.pages import Section
-from sources import templates
 
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise, exercises
@@ -44,7 +43,7 @@ def data() -> dict[str, Any]:
 
 @cache
 def numbers() -> dict[str, Mistake]:
-    return {key: Mistake(**said) for key, said in data().items() if NUMBER.fullmatch(key)}
+    return {key: Mistake(**card) for key, card in data().items() if NUMBER.fullmatch(key)}
 
 
 @cache
@@ -56,11 +55,20 @@ def exhibits() -> list[Section]:
 
 def shown(exhibit: Section) -> list[str]:
     """The numbers of a section in a page's museum."""
-    return [number for found in SHOWN.findall(exhibit.text) for number in NUMBER.findall(found)]
+    return [number for group in SHOWN.findall(exhibit.text) for number in NUMBER.findall(group)]
 
 
-def hunts(number: str) -> list[Exercise]:
-    return [one for one in exercises() if number in NUMBER.findall(one.hunt)]
+def mentions(number: str) -> list[str]:
+    """The pages that mention a mistake without showing it."""
+    return [name for name in pages.in_order() if number in pages.listed(name, "museum")]
+
+
+def chapters(number: str) -> list[str]:
+    """Where a reader looks for a mistake: the chapters of its pages, or the one of its letter."""
+    names = [one.page for one in exhibits() if number in shown(one)] + mentions(number)
+    return [*dict.fromkeys(name.partition("/")[0] for name in names)] or [
+        data()["chapters"][number[0]]
+    ]
 
 
 def label(number: str) -> str:
@@ -69,15 +77,20 @@ def label(number: str) -> str:
 
 def with_links(text: str) -> str:
     """The numbers of a text in MyST become links to their place in the index."""
-    return NUMBER.sub(lambda found: f"{{ref}}`{found[1]} <{label(found[1])}>`", text)
+    return NUMBER.sub(lambda number: f"{{ref}}`{number[1]} <{label(number[1])}>`", text)
+
+
+def fix(number: str) -> str:
+    """The line that fixes a mistake, and the place of its card, for a story."""
+    mistake, place = numbers()[number], data()["sources"][number[0]]
+    return "\n".join([
+        ".. code-block:: diff", "", f"   - {mistake.old}", f"   + {mistake.new}", "",
+        ".. rst-class:: bug-number", "",
+        f":ref:`{number} <{label(number)}>` in the museum, in {place}", "",
+    ])  # fmt: skip
 
 
 # -- the page --------------------------------------------------------------------------------
-
-
-def link(exhibit: Section) -> str:
-    """Its title is not escaped: it holds no markup."""
-    return f"`{exhibit.plain} <{pages.document(exhibit.page)[1:]}.html#{exhibit.anchor}>`__"
 
 
 def hunt_line(one: Exercise) -> str:
@@ -85,52 +98,40 @@ def hunt_line(one: Exercise) -> str:
     return f"Hunt: :doc:`{title} </exercises/{one.name}>`."
 
 
-def pages_of(number: str) -> list[str]:
-    """The pages that show or mention a mistake."""
-    found = [one.page for one in exhibits() if number in shown(one)]
-    return [*dict.fromkeys(found + named(number))]
-
-
-def named(number: str) -> list[str]:
-    """The pages that mention a mistake without showing it."""
-    return [name for name in pages.in_order() if number in pages.listed(name, "museum")]
-
-
-def chapters(number: str) -> list[str]:
-    """Where a reader looks for a mistake: the chapters of its pages, or the one of its letter."""
-    found = [name.partition("/")[0] for name in pages_of(number)]
-    return [*dict.fromkeys(found)] or [data()["chapters"][number[0]]]
-
-
 def where(number: str, stories: Sequence[Any] = ()) -> str:
-    """Where to go on from a card. Each of the ``stories`` knows its numbers."""
-    told = [f"Story: :doc:`{s.title} </stories/{s.name}>`." for s in stories if number in s.numbers]
-    found = [f"Shown: {link(one)}." for one in exhibits() if number in shown(one)]
-    lines = told + found + [f"Mentioned: :doc:`{pages.document(name)}`." for name in named(number)]
-    return "\n\n".join([*lines, *map(hunt_line, hunts(number))])
+    """Where to go on from a card. Each of the ``stories`` knows its numbers. The title of a section
+    is not escaped: it holds no markup."""
+    lines = [
+        f"Story: :doc:`{s.title} </stories/{s.name}>`." for s in stories if number in s.numbers
+    ]
+    for one in exhibits():
+        if number in shown(one):
+            address = f"{pages.document(one.page)[1:]}.html#{one.anchor}"
+            lines.append(f"Shown: `{one.plain} <{address}>`__.")
+    lines += [f"Mentioned: :doc:`{pages.document(name)}`." for name in mentions(number)]
+    lines += [hunt_line(one) for one in exercises() if number in NUMBER.findall(one.hunt)]
+    return "\n\n".join(lines)
 
 
 def cards() -> dict[str, list[str]]:
     """The numbers by what one sees, in the order of the course."""
     order = [folder.name for folder in [*pages.chapters(), pages.GPU]]
-    found = sorted(numbers(), key=lambda number: order.index(chapters(number)[0]))
-    kinds = data()["kinds"]
-    return {kind: [n for n in found if numbers()[n].kind == kind] for kind in kinds}
+    in_order = sorted(numbers(), key=lambda number: order.index(chapters(number)[0]))
+    return {kind: [n for n in in_order if numbers()[n].kind == kind] for kind in data()["kinds"]}
 
 
-def index(stories: Sequence[Any]) -> str:
-    """The page, with a list of the ``stories`` (stories.py)."""
-    return templates.render(
-        "museum.rst",
-        mistakes=numbers(),
-        kinds=data()["kinds"],
-        sources=data()["sources"],
-        cards=cards(),
-        label=label,
-        where=partial(where, stories=stories),
-        stories=stories,
-        chapters_of=chapters,
-        hunts=[one for one in exercises() if one.hunt and not NUMBER.search(one.hunt)],
-        folders={f.name: pages.header_text(f)[0] for f in [*pages.chapters(), pages.GPU]},
-        hunt_line=hunt_line,
-    )
+def index(stories: Sequence[Any]) -> dict[str, Any]:
+    """What the page shows, with a list of the ``stories`` (stories.py)."""
+    return {
+        "mistakes": numbers(),
+        "kinds": data()["kinds"],
+        "sources": data()["sources"],
+        "cards": cards(),
+        "label": label,
+        "where": partial(where, stories=stories),
+        "stories": stories,
+        "chapters_of": chapters,
+        "hunts": [one for one in exercises() if one.hunt and not NUMBER.search(one.hunt)],
+        "folders": {f.name: pages.header_text(f)[0] for f in [*pages.chapters(), pages.GPU]},
+        "hunt_line": hunt_line,
+    }

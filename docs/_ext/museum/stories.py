@@ -1,7 +1,7 @@
 """Ten stories of the bug museum: symptom, search, cause and fix of a mistake, with one picture.
 
-The prose is `_pages/stories/NAME.rst`, which names its mistakes by ``fix("G4")``. A function here
-computes the picture and the numbers of each, and asserts what the prose says of them.
+The prose is `_pages/stories/NAME.rst`, which names its mistakes by ``fix("G4")``. The function
+NAME here computes the picture and the numbers, and asserts what the prose says of them.
 """
 
 import copy
@@ -9,19 +9,19 @@ import math
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from live.pictures import shipped
-from sources import templates
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.interface import NO_CACHE, Cache
 from lm_from_scratch.drawings.caching import padded_batch, slot_masks, versions
-from lm_from_scratch.drawings.canvas import Drawing
 from lm_from_scratch.drawings.classification import padded_rows
 from lm_from_scratch.drawings.generation import surprise
 from lm_from_scratch.drawings.gpt2 import bars
@@ -29,9 +29,8 @@ from lm_from_scratch.drawings.quantized_weights import holders
 from lm_from_scratch.drawings.stories import nan_spreads, written
 from lm_from_scratch.optim.adamw import adam_direction
 from lm_from_scratch.text.targets import IGNORE
-from museum import cards
 
-FOLDER = "stories"
+FOLDER = Path(__file__).resolve().parents[2] / "_pages" / "stories"
 
 
 class Story(NamedTuple):
@@ -43,78 +42,42 @@ class Story(NamedTuple):
     numbers: list[str]
 
 
-# -- the pages ----------------------------------------------------------------------------------
-
-
-def source(name: str) -> str:
-    path = templates.PAGES.get_template(f"{FOLDER}/{name}.rst").filename
-    with open(str(path), encoding="utf-8") as file:
-        return file.read()
-
-
 @cache
 def told() -> list[Story]:
     """All stories, in the order of the list, as their templates say."""
     stories = []
     for name in STORIES:
-        text = source(name)
+        text = (FOLDER / f"{name}.rst").read_text(encoding="utf-8")
         (line,) = re.findall(r"^   :description: (.+)$", text, re.M)
         title = re.findall(r"^(.+)\n=+$", text, re.M)[0]
         stories.append(Story(name, title, line, re.findall(r'fix\("(\w+)"\)', text)))
     return stories
 
 
-def of(number: str) -> list[Story]:
-    return [story for story in told() if number in story.numbers]
-
-
-def fix(number: str) -> str:
-    """The line that fixes a mistake, and the place of its card."""
-    mistake, place = cards.numbers()[number], cards.data()["sources"][number[0]]
-    return "\n".join([
-        ".. code-block:: diff", "", f"   - {mistake.old}", f"   + {mistake.new}", "",
-        ".. rst-class:: bug-number", "",
-        f":ref:`{number} <{cards.label(number)}>` in the museum, in {place}", "",
-    ])  # fmt: skip
-
-
-def drawn(picture: Drawing) -> str:
-    return f".. raw:: html\n\n   {picture.html}\n"
-
-
-def page(name: str) -> str:
-    return templates.render(f"{FOLDER}/{name}.rst", fix=fix, drawn=drawn, **numbers(name))
-
-
 @cache
-def numbers(name: str) -> dict[str, Any]:
+def values(name: str) -> dict[str, Any]:
     return STORIES[name]()
 
 
-# -- what they compute --------------------------------------------------------------------------
-
-
 @torch.no_grad()
-def written_by(model: nn.Module, ids: list[int], count: int, cache: Any, whole: bool) -> list[int]:
-    """The likeliest token each time. With a cache the new tokens are fed, or the ``whole`` text."""
-    ids, start = list(ids), len(ids)
+def greedy(
+    model: nn.Module, prompt: list[int], count: int, cache: Cache = NO_CACHE, again: bool = False
+) -> list[int]:
+    """The likeliest token each time. A cache is fed the new tokens, or the whole text ``again``."""
+    ids = list(prompt)
     for _ in range(count):
-        if cache is None:
-            logits = model(torch.tensor([ids]))
-        else:
-            fed = ids if whole else ids[cache.length :]
-            logits = model(torch.tensor([fed]), cache=cache)
-        ids.append(int(logits[0, -1].argmax()))
-    return ids[start:]
+        fed = ids if again else ids[cache.length :]
+        ids.append(int(model(torch.tensor([fed]), cache=cache)[0, -1].argmax()))
+    return ids[len(prompt) :]
 
 
 class Restarting(GrowingCache):
     """Positions of the embedding start at 0 in every pass."""
 
     def see(self, x: Tensor, *args: Any, **options: Any) -> Any:
-        seen = super().see(x, *args, **options)
-        seen[0].query_positions = torch.arange(x.shape[1])[None]
-        return seen
+        visibilities = super().see(x, *args, **options)
+        visibilities[0].query_positions = torch.arange(x.shape[1])[None]
+        return visibilities
 
 
 def in_order(q: Tensor, k: Tensor, v: Tensor, visibility: Any, dropout: float = 0.0) -> Tensor:
@@ -131,14 +94,14 @@ def wrong_text() -> dict[str, Any]:
         attention.attend = in_order
     prompt, layers = "The object is", model.config.n_layer
     ids, ways = tokenizer.start(prompt), {}
-    for title, made, whole in (
-        ("without a cache", None, False),
+    for title, kind, again in (
+        ("without a cache", None, True),
         ("the whole text is fed again", Restarting, True),
         ("new tokens only, positions from 0", Restarting, False),
         ("positions go on", GrowingCache, False),
     ):
-        cache = made and made(n_layer=layers)
-        ways[title] = written_by(model, ids, 14, cache, whole)
+        cache = kind(n_layer=layers) if kind else NO_CACHE
+        ways[title] = greedy(model, ids, 14, cache, again)
     right, again, restarted, fixed = ways.values()
     assert right == fixed and right[:2] == again[:2]
     assert right[0] == restarted[0] and right != restarted != again != right
@@ -204,7 +167,7 @@ def low_loss() -> dict[str, Any]:
         pairs = ((wrong, ids), (wrong, real), (models["hidden"], real))
         reported, true, fixed = (mean(*pair).item() / math.log(2) for pair in pairs)
         bits = (costs(wrong, ids)[1] / math.log(2)).tolist()
-    new = written_by(wrong, tokenizer.start("The list"), 12, None, False)
+    new = greedy(wrong, tokenizer.start("The list"), 12)
     ends = new[::-1].index(next(i for i in new[::-1] if i != end))
     share = 1 - mask[:, 1:].float().mean().item()
     assert reported < 0.4 * true and fixed < 0.75 * true and ends >= 3
@@ -232,8 +195,8 @@ def penalty() -> dict[str, Any]:
         ids = list(start)
         for _ in range(12):
             z = model(torch.tensor([ids]))[0, -1] - 30
-            seen = sorted({*ids})
-            z[seen] = penalise(z[seen])
+            used = sorted({*ids})
+            z[used] = penalise(z[used])
             ids.append(int(z.argmax()))
         texts[name] = ids[1:]
     before, after = texts.values()
@@ -246,20 +209,9 @@ def penalty() -> dict[str, Any]:
     return {"picture": right, "word": word, "times": before.count(start[-1]), "by": by}
 
 
-def windowed(left: int) -> Callable[..., Tensor]:
+def window_mask(T: int, left: int) -> Tensor:
     """A fused kernel's window: so many keys to the left of the query, and its own."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Any, dropout: float = 0.0) -> Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen(q.shape[2], left), enable_gqa=True
-        )
-
-    return attend
-
-
-def seen(T: int, left: int) -> Tensor:
-    ahead = torch.arange(T)[None] - torch.arange(T)[:, None]
-    return (ahead <= 0) & (ahead >= -left)
+    return torch.ones(T, T, dtype=torch.bool).tril().triu(-left)
 
 
 @torch.no_grad()
@@ -270,8 +222,12 @@ def window() -> dict[str, Any]:
                           "returns the number of bytes that were read from it.")  # fmt: skip
 
     def logits(left: int, length: int) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any, **options: Any) -> Tensor:
+            mask = window_mask(length, left)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
         for attention in attention_layers(model):
-            attention.attend = windowed(left)
+            attention.attend = attend
         return model(torch.tensor([ids[:length]]))[0]
 
     short, one_more, long = (
@@ -280,8 +236,8 @@ def window() -> dict[str, Any]:
     assert short == 0.0 and 0.1 < one_more <= long
     small = 4
     masks = {
-        f"({small}, {small}), as it was": seen(7, small),
-        f"({small - 1}, 0), as it should be": seen(7, small - 1),
+        f"({small}, {small}), as it was": window_mask(7, small),
+        f"({small - 1}, 0), as it should be": window_mask(7, small - 1),
     }
     counts = [int(mask[-1].sum()) for mask in masks.values()]
     assert counts == [small + 1, small]
@@ -303,22 +259,22 @@ def company() -> dict[str, Any]:
     ids = torch.tensor([row + [end] * (T - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (T - len(row)) for row in rows])
 
-    def found(ids: Tensor) -> list[int]:
+    def last_column(ids: Tensor) -> list[int]:
         """The old rule: the column before the first padding id."""
         return [c % ids.shape[1] for c in ((ids == end).int().argmax(-1) - 1).tolist()]
 
     right = (T - 1 - mask.flip(-1).argmax(-1)).tolist()
-    assert right == [len(row) - 1 for row in rows] and found(ids) == [T - 1] * len(rows)
-    assert all(found(torch.tensor([row])) == [len(row) - 1] for row in rows)
+    assert right == [len(row) - 1 for row in rows] and last_column(ids) == [T - 1] * len(rows)
+    assert all(last_column(torch.tensor([row])) == [len(row) - 1] for row in rows)
     states = model.backbone(ids, positions=positions_from_mask(mask))
     alone = model.backbone(torch.tensor([rows[0]]))[0, -1]
     torch.testing.assert_close(states[0, right[0]], alone, atol=1e-3, rtol=1e-3)
-    like = torch.cosine_similarity(states[0, found(ids)[0]], alone, dim=0).item()
+    like = torch.cosine_similarity(states[0, last_column(ids)[0]], alone, dim=0).item()
     assert like < 0.7
     pieces = [["⊢", *(piece.strip() for piece in tokenizer.pieces(row[1:]))] for row in rows]
     return {
-        "picture": padded_rows(pieces, "⊢", found(ids)), "rows": len(rows), "columns": T,
-        "wrong": sum(a != b for a, b in zip(right, found(ids), strict=True)),
+        "picture": padded_rows(pieces, "⊢", last_column(ids)), "rows": len(rows), "columns": T,
+        "wrong": sum(a != b for a, b in zip(right, last_column(ids), strict=True)),
         "like": f"{like:.2f}",
     }  # fmt: skip
 
@@ -348,8 +304,7 @@ def nan() -> dict[str, Any]:
     for hide, factor in ((added, 3.0), (filled, 4.0)):
         assert not any(x.isnan().any() for x in layers(hide, factor))
     half = torch.tensor(lowest).half()
-    kept, lost = half - 15, half - 16
-    assert kept == half and lost.isinf()
+    assert half - 15 == half and (half - 16).isinf()
     tables = {"after layer 1": first.tolist(), "after layer 2": second.tolist()}
     return {
         "picture": nan_spreads(words, tables, empty), "lowest": f"{lowest:.0f}",
@@ -429,9 +384,9 @@ def no_progress() -> dict[str, Any]:
     used, held = next(model.parameters()), optimizer.param_groups[0]["params"][0]
     assert {*wrong} == {wrong[0]} == {right[0]} and right[-1] < 0.8 * right[0]
     assert used is not held and held.grad is None and used.grad is not None
-    shown = used.detach().clone()
-    shown.gradient = True  # type: ignore[attr-defined]
-    tensors = {"loaded, in use": shown, "from before": held.detach()}
+    loaded = used.detach().clone()
+    loaded.gradient = True  # type: ignore[attr-defined]
+    tensors = {"loaded, in use": loaded, "from before": held.detach()}
     pointers = {"model": tensors["loaded, in use"], "optimizer": tensors["from before"]}
     return {
         "picture": holders("After loading", pointers, tensors),
@@ -439,23 +394,11 @@ def no_progress() -> dict[str, Any]:
     }  # fmt: skip
 
 
-#: The stories in the order of the list: each name is a template, its function computes its numbers.
+#: The stories in the order of the list: each has a template of this name.
 STORIES: dict[str, Callable[[], dict[str, Any]]] = {
-    "wrong_text": wrong_text,
-    "padded_prompt": padded_prompt,
-    "low_loss": low_loss,
-    "penalty": penalty,
-    "window": window,
-    "company": company,
-    "nan": nan,
-    "slower": slower,
-    "late_layer": late_layer,
-    "no_progress": no_progress,
+    story.__name__: story
+    for story in (
+        *(wrong_text, padded_prompt, low_loss, penalty, window, company, nan, slower),
+        *(late_layer, no_progress),
+    )
 }
-
-
-def pages() -> dict[str, str]:
-    """The museum itself, which lists them, and a page for each."""
-    return {"museum.rst": cards.index(told())} | {
-        f"{FOLDER}/{name}.rst": page(name) for name in STORIES
-    }

@@ -1,6 +1,5 @@
-"""Files that a build writes: tables, pages of `docs/_pages` with numbers filled in."""
+"""Pages of `docs/_pages`: the prose is there, and a build fills in what it computes."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ PAGES = Environment(
 
 
 def render(template: str, /, **values: Any) -> str:
-    """A page of `docs/_pages`, whose prose is there and whose numbers are computed."""
     return PAGES.get_template(template).render(**values)
 
 
@@ -40,12 +38,3 @@ def heading(title: str, mark: str = "-") -> str:
 
 PAGES.globals |= {"table": table, "heading": heading, "_": _}
 PAGES.filters["percent"] = "{:.0%}".format
-
-
-def write(files: Mapping[Path, str | bytes]) -> None:
-    """An unchanged file keeps its time, so the next build does not read it again."""
-    for path, content in files.items():
-        content = content.encode() if isinstance(content, str) else content
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_bytes() != content:
-            path.write_bytes(content)
