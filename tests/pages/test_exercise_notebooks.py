@@ -28,6 +28,14 @@ from lm_from_scratch.exercises.source import load
 
 EXERCISES = catalogue()
 each_exercise = pytest.mark.parametrize("found", EXERCISES, ids=lambda found: found.name)
+#: One in six in `make test`.
+each_exercise_most_slow = pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(found, marks=[pytest.mark.slow] * (i % 6 > 0), id=found.name)
+        for i, found in enumerate(EXERCISES)
+    ],
+)
 
 
 def page(found: Exercise) -> str:
@@ -65,7 +73,7 @@ def test_the_solution_gets_all_points(found: Exercise) -> None:
     assert "All checks hold" in printed
 
 
-@each_exercise
+@each_exercise_most_slow
 def test_what_nbgrader_runs_gets_all_points(found: Exercise) -> None:
     """With the hidden tests: other numbers in the same cases."""
     points, printed = run(notebook(found, as_source), found)
@@ -134,6 +142,7 @@ def count(texts: dict[Path, str]) -> int:
     return 4 * len(EXERCISES) + 1 + wrong + len(rules) + len(of_weeks)
 
 
+@pytest.mark.slow
 def test_the_same_bytes_twice() -> None:
     first = hand_out.files()
     exercises.source.source.cache_clear()

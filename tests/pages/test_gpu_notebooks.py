@@ -19,6 +19,7 @@ from notebook_lint import lint_notebook
 
 NOTEBOOKS = pages.notebooks()
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+SLOW = pytest.mark.slow
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed here"
 )
@@ -177,9 +178,11 @@ def test_a_page_is_executed_and_stored(page: Path) -> None:
     [
         ("1 / 0", CellExecutionError, "ZeroDivisionError"),
         ("import warnings\nwarnings.warn('old')", ValueError, "^1_page.ipynb.* wrote to stderr"),
-        ("plt.plot([1])\nplt.show()", ValueError, "^1_page.ipynb.* no title"),
-        ("import os\nos._exit(1)", DeadKernelError, "Kernel died"),
-        ("import time\ntime.sleep(600)", CellTimeoutError, "timed out"),
+        pytest.param(
+            "plt.plot([1])\nplt.show()", ValueError, "^1_page.ipynb.* no title", marks=SLOW
+        ),
+        pytest.param("import os\nos._exit(1)", DeadKernelError, "Kernel died", marks=SLOW),
+        pytest.param("import time\ntime.sleep(600)", CellTimeoutError, "timed out", marks=SLOW),
     ],
 )
 def test_a_page_with_a_fault_is_not_stored(

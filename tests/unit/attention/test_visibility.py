@@ -1,5 +1,5 @@
 """visibility.py: positions from masks, and what is refused. What each rule hides is in
-suites/test_conformance.py."""
+test_conformance.py."""
 
 import pytest
 import torch
@@ -145,10 +145,13 @@ def test_a_mask_is_exactly_as_wide_as_the_keys() -> None:
 
 WINDOW = dict(sliding_window=4, max_window_layers=1)
 MODELS = {"gpt2": tiny_gpt2(), "qwen2": tiny_qwen2(), "qwen2, W = 4": tiny_qwen2(**WINDOW)}
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("gpt2", marks=SLOW), "qwen2", pytest.param("qwen2, W = 4", marks=SLOW)]
+)
 def test_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
     torch._dynamo.reset()
     graphs = CompileCounter()
@@ -164,7 +167,9 @@ def test_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=SLOW) for name in ("gpt2", "qwen2")), "qwen2, W = 4"]
+)
 def test_a_model_is_exported_for_many_lengths(name) -> None:
     model, lengths = MODELS[name], {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     exported = torch.export.export(model, (token_ids(2, 9),), dynamic_shapes={"idx": lengths})

@@ -113,6 +113,7 @@ def test_a_folder_is_the_same_on_every_processor(tmp_path, monkeypatch) -> None:
     assert torch.equal(*logits)
 
 
+@pytest.mark.slow
 def test_the_logits_are_equal_in_a_fresh_process(tmp_path) -> None:
     cases = [case for case in CASES if "float16" in case[-1]]
     for number, case in enumerate(cases):
@@ -207,6 +208,7 @@ def test_no_weight_becomes_numbers_on_its_way(tmp_path) -> None:
     assert decoding.seen > limit
 
 
+@pytest.mark.slow
 def test_a_process_killed_in_the_middle_leaves_the_old_model(folder) -> None:
     code = """if True:
         import os, signal, sys

@@ -1,11 +1,6 @@
-"""The mistakes of an earlier page on tensor swapping, T1 to T11, and what happens here instead.
-
-Some are torch's own, and are shown first. Others were that page's weight class, :class:`Earlier`.
-"""
+"""Mistakes with swapped and quantised weights: what torch does, and what happens here instead."""
 
 import copy
-import io
-import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from tiny_models import tiny_gpt2, token_ids
 from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.weights import from_pretrained, rename, save_pretrained
-from lm_from_scratch.instruments.references import PATHS, Subclass, Tied, observe, share
+from lm_from_scratch.instruments.references import PATHS, Tied, observe, share
 from lm_from_scratch.weights.int4 import Int4Weight
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.quantize import quantize_
@@ -40,28 +34,6 @@ def flag_stays_off() -> Iterator[None]:
     assert not left
 
 
-class Earlier(Subclass):
-    """Two operators only, numbers that were never rounded, and a handler for plain checkpoints."""
-
-    scale = 0.5
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func not in (aten.detach.default, aten._to_copy.default):
-            raise NotImplementedError(f"Unsupported function {func}")
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.module_load:
-            assert type(args[0]) is cls and type(args[1]) is Tensor
-            return cls(args[1])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-
 def matrix(seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(6, 32, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
@@ -74,9 +46,6 @@ def linear(weight: Tensor) -> nn.Linear:
 
 def loss(module: Tied) -> Tensor:
     return F.linear(torch.ones(1, 4), module.weight).sum()
-
-
-# ------------------------------------------------------------------------------------------- T1
 
 
 def test_an_optimizer_sees_what_happens_in_place_but_no_assignment() -> None:
@@ -108,9 +77,6 @@ def test_swapped_parameters_are_seen() -> None:
     assert torch.equal(module.head.weight, torch.full((5, 4), -1.0))
 
 
-# ------------------------------------------------------------------------------------------- T2
-
-
 def test_the_flag_swaps_instead_of_setting_data() -> None:
     """What a parameter carries tells the two apart. Its id and its dtype do not."""
     for enabled in (False, True):
@@ -125,9 +91,6 @@ def test_the_flag_swaps_instead_of_setting_data() -> None:
         assert hasattr(weight, "tag") is not enabled
     assert observe(*PATHS["to"]).view == "left"
     assert observe(*PATHS["to, swap flag"]).view == "RuntimeError"
-
-
-# ------------------------------------------------------------------------------------------- T3
 
 
 HOLDERS: dict[str, Callable[[nn.Linear], object]] = {
@@ -159,18 +122,6 @@ def test_a_flag_left_on_poisons_a_graph() -> None:
         y.sum().backward()
 
 
-# ------------------------------------------------------------------------------------------- T4
-
-
-def test_the_earlier_handler_ignored_assign() -> None:
-    layer = linear(Earlier(matrix(dtype=torch.bfloat16)))
-    checkpoint = {"weight": matrix(1)}
-    with swap_on_conversion():
-        layer.load_state_dict(checkpoint)  # assign=False
-    assert share(layer.weight, checkpoint["weight"])
-    assert layer.weight.dtype == torch.float32
-
-
 @each_kind
 @pytest.mark.parametrize("swapped", [False, True])
 def test_loading_without_assign_takes_values_only(
@@ -197,16 +148,6 @@ def test_loading_with_assign_takes_the_dtype_of_the_checkpoint(
         layer.load_state_dict({"weight": matrix(1)}, assign=True)
     assert type(layer.weight) is kind and layer.weight.dtype == torch.float32
     assert torch.equal(layer.weight.dequantize(), kind.quantize(matrix(1)).dequantize())
-
-
-# ------------------------------------------------------------------------------------------- T5
-
-
-def test_the_earlier_handler_failed_on_its_own_checkpoint() -> None:
-    layer = linear(Earlier(matrix()))
-    for checkpoint in (layer.state_dict(), {"weight": nn.Parameter(matrix(1))}):
-        with swap_on_conversion(), pytest.raises(RuntimeError, match="an exception occurred"):
-            layer.load_state_dict(checkpoint)
 
 
 @each_kind
@@ -246,90 +187,6 @@ def test_a_module_loads_its_own_state(
     assert isinstance(layer.weight, kind) and torch.equal(layer.weight.dequantize(), want)
 
 
-# ------------------------------------------------------------------------------------------- T6
-
-
-def test_the_earlier_table_of_operators_was_empty() -> None:
-    layer = linear(Earlier(matrix()))
-    for use in (
-        lambda: layer(torch.ones(1, 32)),
-        lambda: copy.deepcopy(layer),
-        lambda: layer.weight.clone(),
-        lambda: layer.weight.copy_(matrix(1)),
-    ):
-        with pytest.raises(NotImplementedError):
-            use()
-
-
-@each_kind
-def test_a_quantised_weight_does_what_a_weight_must(kind: type[QuantizedWeight]) -> None:
-    layer = linear(kind.quantize(matrix()))
-    weight: Any = layer.weight
-    x = matrix(2)
-    torch.testing.assert_close(layer(x), x @ weight.dequantize().T)
-    rows = torch.tensor([[1, 5]])
-    torch.testing.assert_close(F.embedding(rows, weight), weight.dequantize()[rows])
-    twins: list[Any] = [copy.deepcopy(layer).weight, weight.clone()]
-    for twin in twins:
-        assert isinstance(twin, kind) and torch.equal(twin.dequantize(), weight.dequantize())
-        assert twin.parts()["codes"].data_ptr() != weight.parts()["codes"].data_ptr()
-    weight.copy_(matrix(1))
-    assert torch.equal(weight.dequantize(), kind.quantize(matrix(1)).dequantize())
-    with pytest.raises(NotImplementedError, match=rf"aten.sum.default .* {kind.__name__}"):
-        weight.sum()
-
-
-# ------------------------------------------------------------------------------------------- T7
-
-
-@pytest.mark.parametrize(("kind", "levels"), [(Int8Weight, 254), (Int4Weight, 15)])
-def test_the_weight_is_rounded_and_its_scale_is_used(
-    kind: type[QuantizedWeight], levels: int
-) -> None:
-    plain = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(Earlier(plain).payload, plain)  # was not rounded
-
-    weight = kind.quantize(plain, group_size=32)
-    assert weight.parts()["codes"].dtype in (torch.int8, torch.uint8)
-    assert plain.nbytes > 2.9 * weight.nbytes
-    groups = plain.unflatten(1, (-1, 32))
-    width = 2 * groups.abs().amax(2) if kind is Int8Weight else groups.amax(2) - groups.amin(2)
-    torch.testing.assert_close(weight.parts()["scale"], width / levels)
-    off = (weight.dequantize() - plain).unflatten(1, (-1, 32)).abs().amax(2)
-    assert (off <= width / levels * 0.5001).all()
-    assert (off > width / levels * 0.25).any()
-
-
-# ------------------------------------------------------------------------------------------- T8
-
-
-def test_an_earlier_checkpoint_had_to_be_unpickled() -> None:
-    file = io.BytesIO()
-    torch.save(linear(Earlier(matrix())).state_dict(), file)
-    file.seek(0)
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        torch.load(file, weights_only=True)
-
-
-@each_kind
-def test_a_quantised_checkpoint_needs_no_unpickling(
-    kind: type[QuantizedWeight], tmp_path: Path
-) -> None:
-    weight: Any = kind.quantize(matrix())
-    torch.save({"weight": weight}, tmp_path / "weight.pt")
-    back = torch.load(tmp_path / "weight.pt", weights_only=True)["weight"]
-    assert type(back) is kind and torch.equal(back.dequantize(), weight.dequantize())
-
-    parts = weight.parts()
-    assert all(type(part) is Tensor for part in parts.values())
-    save_file(parts, tmp_path / "weight.safetensors")
-    back = kind.from_parts(load_file(tmp_path / "weight.safetensors"))
-    assert torch.equal(back.dequantize(), weight.dequantize())
-
-
-# ------------------------------------------------------------------------------------------- T9
-
-
 def test_what_is_traceable_is_swapped_without_the_flag() -> None:
     assert not observe(*PATHS["to, subclass"]).new_dtype  # the payload stays as it was
     assert observe(*PATHS["to, traceable subclass"]).new_dtype
@@ -351,35 +208,11 @@ def test_a_quantised_weight_is_converted_whole(kind: type[QuantizedWeight]) -> N
     assert reference() is not None and layer.weight.dtype == torch.bfloat16
 
 
-# ------------------------------------------------------------------------------------------ T10
-
-
 def test_assign_unties_and_strands_unless_it_swaps() -> None:
     off, on = observe(*PATHS["load, assign"]), observe(*PATHS["load, assign, swap flag"])
     assert (off.tie, off.optimizer) == (False, False)
     assert (on.tie, on.optimizer) == (True, True)
     assert off.checkpoint and on.checkpoint  # both alias the checkpoint
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_quantising_keeps_the_tie_and_the_optimizer(bits: int) -> None:
-    model = tiny_gpt2(n_embd=32)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = list(map(id, model.parameters()))
-    quantize_(model, bits)
-    assert list(map(id, model.parameters())) == before
-    assert list(map(id, optimizer.param_groups[0]["params"])) == before
-    assert isinstance(model.head.weight, QuantizedWeight)
-    assert model.head.weight is model.transformer.wte.weight
-    model(token_ids(2, 5)).logsumexp(-1).sum().backward()
-    norm = model.transformer.ln_f.weight
-    frozen, moved = model.head.weight.dequantize(), norm.detach().clone()
-    optimizer.step()
-    assert not torch.equal(norm, moved)
-    assert torch.equal(model.head.weight.dequantize(), frozen)
-
-
-# ------------------------------------------------------------------------------------------ T11
 
 
 def pollutes() -> bool:
