@@ -89,11 +89,6 @@ def test_what_crosses_is_not_decided(ratio: list[float], beside: str, text: str)
     assert f": {text}\n" in benchmarks.cell(row)
 
 
-def test_limits_are_rates() -> None:
-    for limit in (measure.bandwidth(SMOKE), measure.copying(2**20)):
-        assert 1e6 < limit() < 1e13
-
-
 def test_memory_on_huge_pages_is_memory() -> None:
     """Wherever it lies: what the system gives is stored beside the results."""
     ones = measure.on_huge_pages(2**20)
@@ -182,43 +177,6 @@ def test_results_say_nothing_about_who_measured() -> None:
     assert f'"{getpass.getuser()}"' not in text
 
 
-@pytest.mark.parametrize(
-    "field", ["machine", "limit_on_huge_pages", "versions", "threads", "date", "size", "benchmarks"]
-)
-def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
-    made = report()
-    del made[field]
-    with pytest.raises(ValueError, match=f"benchmarks.json has no '{field}'"):
-        measure.read(stored(made, tmp_path))
-
-
-@pytest.mark.parametrize("field", ["ours", "theirs", "ratio", "rounds", "peer", "target", "limit"])
-def test_a_missing_field_of_a_row_is_named(tmp_path: Path, field: str) -> None:
-    made = report([ROW, ROW])
-    del made["benchmarks"]["training"]["rows"][1][field]
-    with pytest.raises(ValueError, match=f"training, row 2 has no '{field}'"):
-        measure.read(stored(made, tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("ours", "fast", "'ours' is 'fast', no float"),
-        ("ours", None, "'ours' is None"),
-        ("ratio", [1.0, 1.0], "no median, smallest and largest"),
-        ("ratio", [3.0, 1.0, 2.0], "no median, smallest and largest"),
-        ("colour", "blue", "colour.*, which no row has"),
-    ],
-)
-def test_a_wrong_field_of_a_row_is_named(
-    tmp_path: Path, field: str, value: Any, message: str
-) -> None:
-    made = report()
-    made["benchmarks"]["training"]["rows"][0][field] = value
-    with pytest.raises(ValueError, match=message):
-        measure.read(stored(made, tmp_path))
-
-
 def test_the_stored_results_cover_every_benchmark() -> None:
     for made in REPORTS:
         results = made["benchmarks"]
@@ -262,22 +220,6 @@ def test_nothing_slower_is_said(tmp_path: Path) -> None:
     page = benchmarks.page([report([ROW])], tmp_path)
     assert "Nothing here is slower than its peer in every round." in page
     assert "Slower in every round:" not in page
-
-
-def test_the_overview_has_a_mark_for_each_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lm_from_scratch.instruments.plot import COLOURS
-
-    made: list[Any] = []
-    monkeypatch.setattr(benchmarks, "save", lambda figure, path: made.append(figure))
-    bad = dataclasses.replace(ROW, ratio=[0.5, 0.4, 0.6])
-    alone = dataclasses.replace(ROW, peer=measure.AIM, ratio=[7.0] * 3)
-    benchmarks.overview([report([bad, ROW, alone])], tmp_path / "a.svg")
-    (ax,) = made[-1].axes
-    marks = [line for line in ax.lines if line.get_marker() not in ("None", "")]
-    assert [line.get_xdata()[0] for line in marks] == [0.5, ROW.ratio[0]]
-    assert [line.get_color() for line in marks] == [COLOURS[3], COLOURS[0]]
 
 
 def test_the_figure_shows_the_bad_row_in_its_colour(tmp_path: Path) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,25 +242,6 @@ def test_a_row_that_cannot_be_made_does_not_stop_the_others(
     assert bench_kernels.failed(problems)
 
 
-def test_an_older_liger_fails_alone(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = Setting(smoke=False)
-    monkeypatch.setattr(bench_kernels.importlib.util, "find_spec", lambda name: None)
-    assert setting.liger("softmax") is None
-    monkeypatch.setattr(bench_kernels.importlib.util, "find_spec", lambda name: name)
-    modules = {"liger_kernel": SimpleNamespace()}
-    modules["liger_kernel.transformers"] = SimpleNamespace(functional=SimpleNamespace())
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    x = torch.ones(3)
-    theirs = setting.liger("softmax")
-    assert theirs is not None
-    runs = {"kernel": lambda: x, "torch": lambda: x, "Liger-Kernel": lambda: theirs(x)}
-    result, problems = bench_kernels.measure(row(**runs), lambda run: (run(), 1.0)[1])
-    assert list(result["seconds"]) == ["kernel", "torch"]
-    assert len(problems) == 1 and "no attribute 'liger_softmax'" in problems[0]
-    assert not bench_kernels.failed(problems)
-
-
 def test_an_incomplete_report_does_not_replace_a_whole_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,19 +253,6 @@ def test_an_incomplete_report_does_not_replace_a_whole_one(
     bench_kernels.finish({"part": 1}, ["swiglu 3, kernel: RuntimeError: no"], out)
     assert out.read_text() == whole and "part" in partial.read_text()
     assert f"incomplete, written to {partial}" in capsys.readouterr().out
-
-
-def test_the_commit_says_that_files_have_changed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(bench_kernels, "ROOT", tmp_path)
-    (tmp_path / "a").write_text("a")
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for command in (["init", "-q"], ["add", "a"], [*who, "commit", "-q", "-m", "a"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert re.fullmatch("[0-9a-f]{40}", bench_kernels.provenance()["commit"])
-    (tmp_path / "a").write_text("b")
-    assert re.fullmatch("[0-9a-f]{40}-dirty", bench_kernels.provenance()["commit"])
 
 
 def test_the_line_says_the_share_and_the_spread() -> None:

@@ -98,7 +98,7 @@ def test_equals_the_reference(name: str, dtype: torch.dtype) -> None:
 
 
 @each_dtype_of_which_float16_is_slow
-@pytest.mark.parametrize("D", [1, 64, 80, 136])
+@pytest.mark.parametrize("D", [pytest.param(1, marks=pytest.mark.slow), 64, 80, 136])
 def test_any_size_of_a_head(D: int, dtype: torch.dtype) -> None:
     vis = known(16, 21)
     H = max(2, 32 // D)  # of few numbers the reference may round all in its favour

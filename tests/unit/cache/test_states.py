@@ -74,10 +74,11 @@ def law_crop(twin: Twin, data) -> None:
 LAWS = [law_any_chunking, law_unequal_rows, law_crop, law_select, law_failed_pass, law_reset]
 
 
+@pytest.mark.parametrize("examples", [3, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_obeys_every_law_with_states(kind: str, law) -> None:
-    @settings(max_examples=6, deadline=None)
+def test_every_kind_obeys_every_law_with_states(kind: str, law, examples: int) -> None:
+    @settings(max_examples=examples)
     @given(
         name=st.sampled_from(list(MODELS)),
         batch=st.integers(1, 3),

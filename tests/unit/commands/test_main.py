@@ -1,8 +1,10 @@
 """__main__.py: the commands, as a newcomer would type them."""
 
+import contextlib
 import io
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -24,10 +26,23 @@ from lm_from_scratch.runs.folder import only_run_in
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 
-def test_train_then_generate(tmp_path, capsys) -> None:
-    out = tmp_path / "run"
-    assert main(["train", "--out", str(out), *SMALL]) == 0
-    said = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a finished run, and what the command said."""
+    out = tmp_path_factory.mktemp("small") / "a run ü"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["train", "--out", str(out), *SMALL]) == 0
+    return out, said.getvalue()
+
+
+@pytest.fixture
+def finished(trained, tmp_path) -> Path:
+    """A copy of that folder."""
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def test_train_then_generate(trained, finished, capsys) -> None:
+    out, said = finished, trained[1]
     assert "parameters" in said and "step 6: held-out loss" in said and "try: python" in said
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -45,6 +60,61 @@ def test_train_then_generate(tmp_path, capsys) -> None:
     assert capsys.readouterr().out == first
     assert main([*generate, "--max-new-tokens", "5", "--num-return-sequences", "3"]) == 0
     assert capsys.readouterr().out.count("--- ") == 3
+
+
+def test_the_hint_after_training_works_as_printed(trained, capsys) -> None:
+    out, said = trained
+    words = shlex.split(said.splitlines()[-1].removeprefix("try: "))
+    assert words[:3] == ["python", "-m", "lm_from_scratch"]
+    assert main(words[3:]) == 0
+    assert capsys.readouterr().out.startswith("The")
+    (step,) = out.glob("step-*")
+    assert main(["generate", "--model", str(step), "--max-new-tokens", "3"]) == 0
+
+
+def train(out: Path, *options: str) -> int:
+    return main(["train", "--out", str(out), *SMALL, *options])
+
+
+def test_train_again_does_nothing_more_and_cuts_what_the_log_is_ahead(finished, capsys) -> None:
+    log = finished / "log.jsonl"
+    whole = log.read_text()
+    for more in ("", '{"step": 7, "loss": 1.0}\n{}\n{"step": 8, "lo'):
+        log.write_text(whole + more)
+        assert train(finished) == 0
+        assert "going on after step 6" in capsys.readouterr().out
+        assert log.read_text() == whole and whole.count("\n") == 6
+
+
+def test_a_refused_command_leaves_the_run_as_it_was(finished, capsys) -> None:
+    def files() -> dict:
+        return {p: p.read_bytes() for p in sorted(finished.rglob("*")) if p.is_file()}
+
+    before = files()
+    assert train(finished, "--lr", "0.5") == 2
+    assert "holds a run with --lr 0.003, not 0.5" in capsys.readouterr().err
+    for change in (["--vocab-size", "280"], ["--corpus", "docstrings"]):
+        assert train(finished, *change) == 2
+    assert files() == before
+    assert train(finished, "--checkpoint-every", "2", "--eval-every", "0") == 0  # may change
+
+
+def test_a_recipe_that_says_less_meant_the_defaults(finished, capsys) -> None:
+    """As one does that an earlier version has written."""
+    recipe = json.loads((finished / "recipe.json").read_text())
+    for name in ("weight_decay", "optimizer", "grad_accumulation", "rank", "tokenizer"):
+        del recipe["arguments"][name]
+    (finished / "recipe.json").write_text(json.dumps(recipe))
+    assert train(finished, "--weight-decay", "0.2") == 2
+    assert "holds a run with --weight-decay 0.1, not 0.2" in capsys.readouterr().err
+    assert train(finished) == 0
+
+
+def test_a_run_made_shorter_has_a_shorter_warmup(tmp_path) -> None:
+    at = SMALL.index("--warmup")
+    options = [*SMALL[:at], *SMALL[at + 2 :], "--steps", "20"]
+    assert main(["train", "--out", str(tmp_path), *options]) == 0
+    assert json.loads((tmp_path / "recipe.json").read_text())["arguments"]["warmup"] == 2
 
 
 def test_a_qwen2_trains_goes_on_and_speaks(tmp_path, capsys) -> None:
@@ -207,13 +277,6 @@ def test_muon_trains(tmp_path, capsys) -> None:
     assert (config["optimizer"], config["muon_scale"]) == ("muon", 2.0)
 
 
-def test_train_again_does_nothing_more(tmp_path, capsys) -> None:
-    for _ in range(2):
-        assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 0
-    assert "going on after step 6" in capsys.readouterr().out
-    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 6
-
-
 def test_the_readers_own_text(tmp_path) -> None:
     text = tmp_path / "my notes.txt"
     text.write_text("\n\n".join(f"note {i}: the tides turn twice a day" for i in range(900)))
@@ -225,7 +288,14 @@ def test_the_readers_own_text(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "share"),
-    [(["--bits", "8"], 0.53), (["--bits", "4", "--group-size", "32", "--dtype", "float16"], 0.34)],
+    [
+        (["--bits", "8"], 0.53),
+        pytest.param(
+            ["--bits", "4", "--group-size", "32", "--dtype", "float16"],
+            0.34,
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_quantize_then_generate(tmp_path, capsys, form, share) -> None:
     out = str(tmp_path / "small")
@@ -289,109 +359,47 @@ def test_the_shipped_models_speak(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "message"),
     [
-        (["generate", "--device", "nonsense"], "--device nonsense cannot be used here"),
-        (["generate", "--device", "meta"], "--device meta cannot be used here"),
-        (["train", "--out", "OUT", "--device", "meta"], "--device meta cannot be used here"),
-        (
-            ["train", "--out", "OUT", "--vocab-size", str(10**10)],
-            "--vocab-size 10000000000 is larger",
-        ),
-        (
-            ["train", "--out", "OUT", "--corpus", "reference*" + "9" * 30],
-            "a whole number is needed, 1 ... 9999",
-        ),
-        (
-            ["train", "--out", "OUT", "--corpus", "reference*0"],
-            "a whole number is needed, 1 ... 9999",
-        ),
-        (["generate", "--seed", str(2**70)], "does not fit into 64 bits"),
-        (["generate", "--num-beams", "-1"], "--num-beams -1 must be an integer, at least 0"),
-        (["generate", "--num-beams", "2", "--stop", "."], "--stop '.' is not for --num-beams"),
-        (["generate", "--min-p", "2"], "--min-p 2.0 must be in 0"),
-        (
-            ["generate", "--no-repeat-ngram", "-1"],
-            "--no-repeat-ngram -1 must be an integer, at least 0",
-        ),
-        (["train", "--out", __file__], "is a file; it must be a folder"),
-        (["train", "--out", "OUT", "--device", "nonsense"], "--device nonsense"),
-        (["generate", "--temperature", "-1"], "--temperature -1.0"),
-        (["generate", "--model", "/nowhere"], "no folder /nowhere"),
-        (["generate", "--max-new-tokens", "100000"], "do not fit into block_size=256"),
-        (["train", "--out", "OUT", "--corpus", "/nowhere.txt"], "neither a file nor a folder"),
-        (
-            ["train", "--out", "OUT", "--checkpoint-every", "-1"],
-            "--checkpoint-every -1 must be an integer, at least 0",
-        ),
-        (
-            ["train", "--out", "OUT", "--n-embd", "30"],
-            "--n-embd 30 is not a multiple of --n-head 4",
-        ),
-        (
-            ["train", "--out", "OUT", "--steps", "10", "--warmup", "10"],
-            "--warmup 10 must be shorter",
-        ),
-        (
-            ["train", "--out", "OUT", "--library", "onednn", "--dtype", "bfloat16"],
-            "--library onednn is for --dtype float32, not bfloat16",
-        ),
-        (["train", "--out", "OUT", "--dropout", "1"], "--dropout 1.0 must be in [0, 1)"),
-        (["train", "--out", "OUT", "--n-kv-head", "2"], "is for --architecture qwen2"),
-        (["train", "--out", "OUT", "--rank", "8"], "--rank 8 is for --optimizer galore"),
-        (["train", "--out", "OUT", "--galore-scale", "1"], "--galore-scale 1.0 is for --optimizer"),
-        (["train", "--out", "OUT", "--moments", "reset"], "--moments reset is for --optimizer"),
-        (
-            ["train", "--out", "OUT", "--muon-scale", "2"],
-            "--muon-scale 2.0 is for --optimizer",
-        ),
-        (
-            ["train", "--out", "OUT", "--optimizer", "galore", "--rank", "0"],
-            "--rank 0 must be an integer, at least 1",
-        ),
+        ("generate --device nonsense", "--device nonsense cannot be used here"),
+        ("generate --device meta", "--device meta cannot be used here"),
+        ("train --out OUT --device meta", "--device meta cannot be used here"),
+        ("train --out OUT --vocab-size 10000000000", "--vocab-size 10000000000 is larger"),
+        ("train --out OUT --corpus reference*999999999999999999999999999999",
+         "a whole number is needed, 1 ... 9999"),
+        ("train --out OUT --corpus reference*0", "a whole number is needed, 1 ... 9999"),
+        ("generate --seed 1180591620717411303424", "does not fit into 64 bits"),
+        ("generate --num-beams -1", "--num-beams -1 must be an integer, at least 0"),
+        ("generate --num-beams 2 --stop .", "--stop '.' is not for --num-beams"),
+        ("generate --min-p 2", "--min-p 2.0 must be in 0"),
+        ("generate --no-repeat-ngram -1", "--no-repeat-ngram -1 must be an integer, at least 0"),
+        ("train --out FILE", "is a file; it must be a folder"),
+        ("train --out OUT --device nonsense", "--device nonsense"),
+        ("generate --temperature -1", "--temperature -1.0"),
+        ("generate --model /nowhere", "no folder /nowhere"),
+        ("generate --max-new-tokens 100000", "do not fit into block_size=256"),
+        ("train --out OUT --corpus /nowhere.txt", "neither a file nor a folder"),
+        ("train --out OUT --checkpoint-every -1",
+         "--checkpoint-every -1 must be an integer, at least 0"),
+        ("train --out OUT --n-embd 30", "--n-embd 30 is not a multiple of --n-head 4"),
+        ("train --out OUT --steps 10 --warmup 10", "--warmup 10 must be shorter"),
+        ("train --out OUT --library onednn --dtype bfloat16",
+         "--library onednn is for --dtype float32, not bfloat16"),
+        ("train --out OUT --dropout 1", "--dropout 1.0 must be in [0, 1)"),
+        ("train --out OUT --n-kv-head 2", "is for --architecture qwen2"),
+        ("train --out OUT --rank 8", "--rank 8 is for --optimizer galore"),
+        ("train --out OUT --galore-scale 1", "--galore-scale 1.0 is for --optimizer"),
+        ("train --out OUT --moments reset", "--moments reset is for --optimizer"),
+        ("train --out OUT --muon-scale 2", "--muon-scale 2.0 is for --optimizer"),
+        ("train --out OUT --optimizer galore --rank 0", "--rank 0 must be an integer, at least 1"),
     ],
-)
-def test_bad_values_are_one_line_and_exit_code_2(arguments, message, tmp_path, capsys) -> None:
-    arguments = [str(tmp_path / "run") if a == "OUT" else a for a in arguments]
-    assert main(arguments) == 2
+)  # fmt: skip
+def test_bad_values_are_one_line_and_exit_code_2(command, message, tmp_path, capsys) -> None:
+    places = {"OUT": str(tmp_path / "run"), "FILE": __file__}
+    assert main([places.get(word, word) for word in command.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_another_recipe_in_the_same_folder_is_refused(tmp_path, capsys) -> None:
-    out = str(tmp_path / "run")
-    assert main(["train", "--out", out, *SMALL]) == 0
-    assert main(["train", "--out", out, *SMALL, "--lr", "0.5"]) == 2
-    assert "holds a run with --lr 0.003, not 0.5" in capsys.readouterr().err
-
-
-def test_a_recipe_that_says_less_meant_the_defaults(tmp_path, capsys) -> None:
-    """As one does that an earlier version has written."""
-    out = tmp_path / "run"
-    assert main(["train", "--out", str(out), *SMALL]) == 0
-    recipe = json.loads((out / "recipe.json").read_text())
-    for name in ("weight_decay", "optimizer", "grad_accumulation", "rank", "tokenizer"):
-        del recipe["arguments"][name]
-    (out / "recipe.json").write_text(json.dumps(recipe))
-    assert main(["train", "--out", str(out), *SMALL, "--weight-decay", "0.2"]) == 2
-    assert "holds a run with --weight-decay 0.1, not 0.2" in capsys.readouterr().err
-    assert main(["train", "--out", str(out), *SMALL]) == 0
-
-
-def folder_state(folder) -> dict:
-    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def test_a_refused_command_leaves_the_run_as_it_was(tmp_path, capsys) -> None:
-    out = tmp_path / "run"
-    assert main(["train", "--out", str(out), *SMALL]) == 0
-    before = folder_state(out)
-    for change in (["--lr", "0.5"], ["--vocab-size", "280"], ["--corpus", "docstrings"]):
-        assert main(["train", "--out", str(out), *SMALL, *change]) == 2
-    assert folder_state(out) == before
-    free = ["--checkpoint-every", "2", "--eval-every", "0"]  # these may change
-    assert main(["train", "--out", str(out), *SMALL, *free]) == 0
 
 
 def test_a_command_that_failed_leaves_nothing_that_the_next_one_would_use(tmp_path, capsys) -> None:
@@ -413,16 +421,6 @@ def test_text_that_changed_since_is_refused(tmp_path, capsys) -> None:
         (text / f"{i}.txt").write_text(f"note {i}: the tides turn never in a day. " * 20)
     assert main(["train", *own, *SMALL]) == 2
     assert "has changed since this run began" in capsys.readouterr().err
-
-
-def test_a_log_that_ran_ahead_of_the_checkpoint_is_cut(tmp_path) -> None:
-    out = tmp_path / "run"
-    assert main(["train", "--out", str(out), *SMALL]) == 0
-    log = out / "log.jsonl"
-    whole = log.read_text()
-    log.write_text(whole + '{"step": 7, "loss": 1.0}\n{}\n{"step": 8, "lo')
-    assert main(["train", "--out", str(out), *SMALL]) == 0
-    assert log.read_text() == whole
 
 
 def test_a_second_run_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys) -> None:
@@ -447,18 +445,6 @@ def test_isolation_and_dropout_reach_the_run(tmp_path) -> None:
     assert len({loss for _, loss in logs.values()}) == 3
     model = json.loads((tmp_path / "c" / "recipe.json").read_text())["model"]
     assert (model["embd_pdrop"], model["resid_pdrop"], model["attn_pdrop"]) == (0.3, 0.3, 0.0)
-
-
-def test_the_hint_after_training_works_as_printed(tmp_path, capsys) -> None:
-    out = tmp_path / "a run ü"
-    assert main(["train", "--out", str(out), *SMALL]) == 0
-    hint = capsys.readouterr().out.splitlines()[-1]
-    words = shlex.split(hint.removeprefix("try: "))
-    assert words[:3] == ["python", "-m", "lm_from_scratch"]
-    assert main(words[3:]) == 0
-    assert capsys.readouterr().out.startswith("The")
-    (step,) = out.glob("step-*")
-    assert main(["generate", "--model", str(step), "--max-new-tokens", "3"]) == 0
 
 
 def test_a_few_notes_are_enough_to_train(tmp_path) -> None:
@@ -492,6 +478,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys) -> None:
     assert "they do not belong together" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_error() -> None:
     python = shlex.quote(sys.executable)
     command = f"{python} -m lm_from_scratch generate --max-new-tokens 40 | head -c 3"
@@ -499,6 +486,7 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     assert len(done.stdout) == 3 and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_package_in_a_zip_file_has_no_model(tmp_path) -> None:
     package = Path(lm_from_scratch.__file__).parent
     with zipfile.ZipFile(tmp_path / "lm.zip", "w") as archive:
@@ -562,12 +550,6 @@ def test_a_gpt2_takes_the_width_of_its_mlp_from_the_command_line(tmp_path) -> No
     out = tmp_path / "run"
     assert main(["train", "--out", str(out), *SMALL, "--intermediate-size", "24"]) == 0
     assert from_pretrained(out / "model").config.intermediate_size == 24
-
-
-def test_a_run_made_shorter_has_a_shorter_warmup(tmp_path) -> None:
-    out = tmp_path / "run"
-    assert main(["train", "--out", str(out), "--steps", "20", "--quiet", "--eval-every", "0"]) == 0
-    assert json.loads((out / "recipe.json").read_text())["arguments"]["warmup"] == 2
 
 
 def test_a_python_without_a_library_is_told_so(monkeypatch, capsys) -> None:

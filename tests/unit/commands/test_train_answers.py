@@ -291,6 +291,7 @@ def test_a_run_does_not_go_on_with_another_reference(way: str, tmp_path, capsys)
     assert "the model that it is compared with has changed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(source, tmp_path) -> None:
     file = write(tmp_path / "rows.jsonl", ROWS["grpo"])
     words = command("grpo", file, source, tmp_path / "run", "--group-size", "2", "--steps", "400")

@@ -63,6 +63,7 @@ def test_a_run_without_room_names_the_file_and_goes_on_when_there_is_some(
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> None:
     model = str(tmp_path / "model")
     assert main(["quantize", "gpt2-docs", "--out", model]) == 0
@@ -76,7 +77,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["generate", "--max-new-tokens", "3"],
+        pytest.param(["generate", "--max-new-tokens", "3"], marks=SLOW),
         pytest.param(["generate", "--max-new-tokens", "3", "--num-beams", "2"], marks=SLOW),
         pytest.param(["quantize", "gpt2-docs", "--out", "OUT"], marks=SLOW),
         pytest.param(["quantize", "--help"], marks=SLOW),
@@ -244,6 +245,7 @@ def test_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> None:
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_a_command_without_stderr_does_its_work(tmp_path) -> None:
     words = ["convert", "gpt2-docs", "--dtype", "bfloat16", "--out", str(tmp_path / "m")]
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *PROGRAM, *words], check=False)
@@ -312,6 +314,7 @@ def test_a_signal_while_modules_are_imported_is_one_line(number) -> None:
     assert done.stderr.startswith("interrupted")
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_from_the_start_stays_so() -> None:
     done = end(
         ["generate", "--max-new-tokens", "3"], signal.SIGHUP,

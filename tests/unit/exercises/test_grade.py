@@ -397,6 +397,7 @@ def test_answers_made_for_the_student_s_seed_fail(tmp_path: Path) -> None:
     assert verdict(Job(tmp_path / "a.py", "rms_norm", 7341)).points == 0
 
 
+@pytest.mark.slow
 def test_every_solution_gets_full_points_in_a_child(tmp_path: Path) -> None:
     """No limit of the child process stands in the way of a right answer."""
     for e in exercises():
