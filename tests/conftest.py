@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
@@ -20,6 +21,8 @@ if not torch.cuda.is_available():
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+# What reads notebooks would make grammars of web addresses first: three seconds of each process.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # A shell makes what it starts in the background deaf to Ctrl-C, nohup to a closed terminal, and the
 # children of that too. A handler that does nothing keeps us deaf, and is not inherited.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -77,7 +77,7 @@ def test_products() -> None:
 
 
 @here_only
-@pytest.mark.parametrize("instructions", ["AVX2", "AVX512"])
+@pytest.mark.parametrize("instructions", ["AVX2", pytest.param("AVX512", marks=pytest.mark.slow)])
 def test_products_of_other_processors(instructions: str) -> None:
     """Without instructions for bytes a sum of two products has 16 bits, and activations 7."""
     run = "import test_packed_int8 as t; t.check_products(); print(t.largest_code())"

@@ -318,7 +318,7 @@ def test_kernels() -> None:
     assert kernel_reads(block_rows() // 2)  # on the processors that we test with
 
 
-@pytest.mark.parametrize("capability", ["avx2", "default"])
+@pytest.mark.parametrize("capability", ["avx2", pytest.param("default", marks=pytest.mark.slow)])
 def test_kernels_of_other_processors(capability: str) -> None:
     run = (
         "import test_quantize as t; t.check_kernels(); R = t.block_rows(); "
