@@ -5,7 +5,17 @@ import math
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.exercises.catalogue.attention.checks import by_groups
+
+def by_groups(q, k, v):
+    """An axis for the group, no repeated key, all in float64."""
+    B, H, T, D = q.shape
+    Hkv, S = k.shape[1:3]
+    parts = q.double().reshape(B, Hkv, H // Hkv, T, D)
+    scores = torch.einsum("bhgtd,bhsd->bhgts", parts, k.double()) * D**-0.5
+    later = torch.arange(S)[None, :] - torch.arange(T)[:, None] > S - T
+    weights = torch.where(later, -math.inf, scores).softmax(-1)
+    y = torch.einsum("bhgts,bhsd->bhgtd", weights, v.double())
+    return y.reshape(B, H, T, v.shape[-1]).to(q.dtype)
 
 
 def by_torch(q, k, v):

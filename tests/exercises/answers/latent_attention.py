@@ -4,7 +4,17 @@ import math
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.latent_attention.checks import two_scores
+
+def two_scores(q, latent, shared, weight):
+    """The two parts of a score apart, by named axes."""
+    (H, T, D), (S, R), Dr = q.shape[1:], latent.shape[1:], shared.shape[2]
+    w_k, w_v = weight.reshape(H, -1, R).split([D - Dr, weight.shape[0] // H - D + Dr], dim=1)
+    content = torch.einsum("bhtd,hdr->bhtr", q[..., : D - Dr], w_k)
+    scores = torch.einsum("bhtr,bsr->bhts", content, latent)
+    scores = scores + torch.einsum("bhtd,bsd->bhts", q[..., D - Dr :], shared)
+    seen = torch.arange(S) <= torch.arange(S - T, S)[:, None]
+    weights = torch.where(seen, scores / D**0.5, -torch.inf).softmax(-1)
+    return torch.einsum("bhtr,hdr->bhtd", torch.einsum("bhts,bsr->bhtr", weights, latent), w_v)
 
 
 def head_by_head(q, latent, shared, weight):

@@ -4,7 +4,17 @@ import math
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.partial_rope.checks import by_matrices
+
+def by_matrices(x, positions, share, theta=10000.0):
+    """A matrix of 2 x 2 for each pair."""
+    R = int(share * x.shape[-1])
+    work = torch.promote_types(x.dtype, torch.float32)
+    angles = positions[..., None] * theta ** (-2 * torch.arange(R // 2, dtype=work) / R)
+    rows = [angles.cos(), -angles.sin(), angles.sin(), angles.cos()]
+    matrices = torch.stack(rows, dim=-1).unflatten(-1, (2, 2))
+    pairs = x[..., :R].to(work).unflatten(-1, (2, R // 2))
+    turned = torch.einsum("btirc,bhtci->bhtri", matrices, pairs).flatten(-2).to(x.dtype)
+    return torch.cat([turned, x[..., R:]], dim=-1)
 
 
 def by_complex_numbers(x, positions, share, theta=10000.0):

@@ -20,8 +20,8 @@ class ByToken:
 
     def update(self, k, v):
         seen = list(self.ring.values())
-        for t in range(k.shape[2]):
-            entry = k[:, :, t].clone(), v[:, :, t].clone(), self.length
+        for pair in zip(k.clone().unbind(2), v.clone().unbind(2), strict=True):
+            entry = *pair, self.length
             self.ring[self.length % self.window] = entry
             seen.append(entry)
             self.length += 1

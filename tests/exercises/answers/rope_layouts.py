@@ -2,7 +2,11 @@
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.rope_layouts.checks import _checked
+
+def _checked(weight, n_head):
+    if n_head < 1 or weight.shape[0] % (2 * n_head):
+        raise ValueError("no whole pairs")
+    return weight.shape[0] // n_head
 
 
 def by_index(weight, n_head):

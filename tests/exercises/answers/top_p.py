@@ -4,7 +4,10 @@ import math
 
 import torch
 
-from lm_from_scratch.exercises.catalogue.top_p.checks import above_zero
+
+def above_zero(top_p):
+    if top_p <= 0.0:
+        raise ValueError(top_p)
 
 
 def by_loop(logits, top_k=0, top_p=1.0):

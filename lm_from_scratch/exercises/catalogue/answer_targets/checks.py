@@ -101,90 +101,9 @@ EARLY, SILENT = "cut before an answer", "a chat without an answer"
 
 SAID = "said = ids[first : end + 1]"
 PLACE = "row[first - 1 : first - 1 + len(said)]"
+RESULT = "return targets"
 LOOP = "for start, end in answers:"
 INNER = f"{LOOP}\n            first = max(start, 1)"
-
-
-def shifted_twice(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    targets = reference(chats, spans, length)
-    return torch.cat([targets[:, 1:], torch.full((len(chats), 1), IGNORE)], dim=1)
-
-
-def other_way(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    """The target of a token is the one before it."""
-    targets = torch.full((len(chats), length), IGNORE)
-    for row, ids, pairs in zip(targets, chats, spans, strict=True):
-        for start, end in pairs:
-            for t in range(start, end + 1):
-                if t + 1 < min(length, len(ids)):
-                    row[t + 1] = ids[t]
-    return targets
-
-
-def all_text(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    return reference(chats, [[(0, len(ids) - 1)] for ids in chats], length)
-
-
-def from_first(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    pairs = [[(p[0][0], len(ids) - 1)] if p else [] for ids, p in zip(chats, spans, strict=True)]
-    return reference(chats, pairs, length)
-
-
-def questions(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    every, answers = all_text(chats, spans, length), reference(chats, spans, length)
-    return every.masked_fill(answers != IGNORE, IGNORE)
-
-
-def every_end(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    every, answers = all_text(chats, spans, length), reference(chats, spans, length)
-    return torch.where(every == END, every, answers)
-
-
-def no_template(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    targets = reference(chats, spans, length)
-    return targets.masked_fill(targets == START, IGNORE)
-
-
-def no_zero(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    targets = reference(chats, spans, length)
-    return targets.masked_fill(targets == 0, IGNORE)
-
-
-def fills_lists(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    targets = reference(chats, spans, length)
-    for ids in chats:
-        ids.extend([0] * (length - len(ids)))
-    return targets
-
-
-def cuts_lists(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    targets = reference(chats, spans, length)
-    for ids in chats:
-        del ids[length:]
-    return targets
-
-
-def first_end(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    ends = [
-        [(start, ids.index(END, start)) for start, _ in pairs]
-        for ids, pairs in zip(chats, spans, strict=True)
-    ]
-    return reference(chats, ends, length)
-
-
-def longest(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    return reference(chats, spans, length)[:, : max(len(ids) for ids in chats)]
-
-
-def known(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
-    """A token of the question is taken for the question, wherever it stands."""
-    targets = reference(chats, spans, length)
-    for row, ids, pairs in zip(targets, chats, spans, strict=True):
-        asked = {i for t, i in enumerate(ids) if not any(a <= t <= b for a, b in pairs)} - {END}
-        for t, target in enumerate(row.tolist()):
-            if target in asked:
-                row[t] = IGNORE
-    return targets
 
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
@@ -193,24 +112,39 @@ WRONG = [
      ONE),
     ("the target of a token is the token itself: nothing is shifted",
      {PLACE: "row[first : first + len(said)]"}, ONE),
-    ("shifted here, as if the spans were of targets already", shifted_twice, ONE),
-    ("the target of a token is the one before it", other_way, ONE),
+    ("shifted here, as if the spans were of targets already",
+     {RESULT: f"{RESULT[:-7]}torch.cat([targets[:, 1:], torch.full((len(chats), 1), IGNORE)], 1)"},
+     ONE),
+    ("the target of a token is the one before it",
+     {"first = max(start, 1)": "first = start + 2",
+      SAID: "said = ids[start : min(end + 1, len(ids) - 1)]"}, ONE),
     ("the first word of each answer is left out, as if the shift came on top",
      {"first = max(start, 1)": "first = max(start + 1, 1)"}, ONE),
     ("the role that announces the answer counts as well",
      {"first = max(start, 1)": "first = max(start - 1, 1)"}, ONE),
     ("the token after the end of the turn counts as well", {"end + 1": "end + 2"}, TURNS),
-    ("the question counts, and the answer does not", questions, ONE),
-    ("the whole chat counts", all_text, ONE),
-    ("all that follows the first answer counts, the user's words too", from_first, TURNS),
-    ("the end of the user's turns counts as well", every_end, ONE),
+    ("the question counts, and the answer does not",
+     {LOOP: f"row[: len(ids) - 1] = ids[1:]\n        {LOOP}",
+      f"{PLACE} = said": f"{PLACE} = IGNORE"}, ONE),
+    ("the whole chat counts", {LOOP: "for start, end in [(0, len(ids) - 1)]:"}, ONE),
+    ("all that follows the first answer counts, the user's words too",
+     {LOOP: "for start, end in [(answers[0][0], len(ids) - 1)] if answers else []:"}, TURNS),
+    ("the end of the user's turns counts as well",
+     {LOOP: f"row[: len(ids) - 1] = torch.where(ids[1:] == {END}, {END}, IGNORE)\n        {LOOP}"},
+     ONE),
     ("only the last turn of the assistant counts", {"in answers:": "in answers[-1:]:"}, TURNS),
     ("only the first turn of the assistant counts", {"in answers:": "in answers[:1]:"}, TURNS),
     ("an empty answer is passed over, and its end with it",
      {LOOP: "for start, end in (pair for pair in answers if pair[0] < pair[1]):"}, EMPTY),
-    ("token 0 does not count, as if it were padding", no_zero, ANY),
-    ("a token of the template is no target, though an answer may hold it", no_template, ANY),
-    ("what the question holds is no target in an answer either", known, ANY),
+    ("token 0 does not count, as if it were padding",
+     {RESULT: f"{RESULT}.masked_fill(targets == 0, IGNORE)"}, ANY),
+    ("a token of the template is no target, though an answer may hold it",
+     {RESULT: f"{RESULT}.masked_fill(targets == {START}, IGNORE)"}, ANY),
+    ("what the question holds is no target in an answer either",
+     {LOOP: "asked = {i for t, i in enumerate(chat) if not any(a <= t <= b for a, b in answers)}\n"
+      f"        {LOOP}",
+      SAID: "said = torch.tensor([IGNORE if i in asked and "
+      f"i != {END} else i for i in chat[first : min(end + 1, length)]])"}, ANY),
     ("what does not count is 0", {"length), IGNORE)": "length), 0)"}, ONE),
     ("what does not count is -1", {"length), IGNORE)": "length), -1)"}, ONE),
     ("the first token of a chat is the target of the last",
@@ -222,10 +156,16 @@ WRONG = [
     ("a span that was cut off in part is left out as a whole",
      {INNER: f"{LOOP}\n            if end >= len(ids):\n                continue\n"
       "            first = max(start, 1)"}, CUT),
-    ("as long as the longest chat, whatever length says", longest, PAD),
-    ("the lists of the caller are filled up", fills_lists, PAD),
-    ("the lists of the caller are cut", cuts_lists, CUT),
-    ("an answer is taken to end with the first token that ends a turn", first_end, ANY),
+    ("as long as the longest chat, whatever length says",
+     {RESULT: f"{RESULT}[:, : max(len(chat) for chat in chats)]"}, PAD),
+    ("the lists of the caller are filled up",
+     {RESULT: f"for ids in chats:\n        ids.extend([0] * (length - len(ids)))\n    {RESULT}"},
+     PAD),
+    ("the lists of the caller are cut",
+     {RESULT: f"for ids in chats:\n        del ids[length:]\n    {RESULT}"}, CUT),
+    ("an answer is taken to end with the first token that ends a turn",
+     {LOOP: f"for start, end in [(start, chat.index({END}, start)) for start, _ in answers]:"},
+     ANY),
 ]  # fmt: skip
 
 

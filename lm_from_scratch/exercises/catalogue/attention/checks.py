@@ -1,6 +1,5 @@
 """Causal attention: the corner of the mask after a cache, shared key heads, scores of any size."""
 
-import math
 from typing import Any
 
 import torch
@@ -68,29 +67,11 @@ def transposed(g: Generator) -> Call:
     return call(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in made.args))
 
 
-def by_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """An axis for the group, no repeated key, all in float64."""
-    B, H, T, D = q.shape
-    Hkv, S = k.shape[1:3]
-    parts = q.double().reshape(B, Hkv, H // Hkv, T, D)
-    scores = torch.einsum("bhgtd,bhsd->bhgts", parts, k.double()) * D**-0.5
-    later = torch.arange(S)[None, :] - torch.arange(T)[:, None] > S - T
-    weights = torch.where(later, -math.inf, scores).softmax(-1)
-    y = torch.einsum("bhgts,bhsd->bhgtd", weights, v.double())
-    return y.reshape(B, H, T, v.shape[-1]).to(q.dtype)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 SCORES = "q.to(work) @ k.to(work).mT / math.sqrt(q.shape[-1])"
 WORK = "torch.float64 if q.dtype == torch.float64 else torch.float32"
 SOFTMAX = "scores.masked_fill(future, -torch.inf).softmax(-1)"
-
-
-def view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    B, H = q.shape[:2]
-    flat = q.view(B * H, *q.shape[2:])
-    return by_groups(flat.unflatten(0, (B, H)), k, v)
 
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
@@ -149,7 +130,9 @@ WRONG = [
     ("squeeze removes the axis of a single query",
      {"weights.to(q.dtype) @ v": "(weights.to(q.dtype) @ v).squeeze()"},
      "one query after 5 tokens"),
-    ("a view of a tensor that is not contiguous", view, "inputs in another order in memory"),
+    ("a view of a tensor that is not contiguous",
+     {"    group =": "    q.view(-1, *q.shape[2:])\n    group ="},
+     "inputs in another order in memory"),
     ("the weights are detached",
      {"weights.to(q.dtype)": "weights.detach().to(q.dtype)"}, "gradients of q, k and v"),
 ]  # fmt: skip

@@ -154,56 +154,10 @@ def long_texts(g: Generator) -> Call:
 # ------------------------------------------------------------------------------- wrong answers
 
 TOTALS = "totals = scores[:, :, None] + log_probs"
+NO_STOP = "totals[:, :, stop] = -math.inf"
 LATE = "ends < nth_best"
 BEST = "best, place = totals.flatten(1).topk(n)"
 RETURN = "return best, place // V, place % V, ended"
-
-
-def each_its_own(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
-    """Each beam goes on with its best token."""
-    *_, ended = beam_step(scores, log_probs, stop)
-    totals = scores[:, :, None] + log_probs
-    totals[:, :, stop] = -math.inf
-    best, tokens = totals.max(dim=-1)
-    parents = torch.arange(scores.shape[1]).expand_as(tokens).clone()
-    return best, parents, tokens, ended
-
-
-def across_prompts(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
-    """The best of the whole batch, handed out in order."""
-    B, n, V = log_probs.shape
-    *_, ended = beam_step(scores, log_probs, stop)
-    totals = scores[:, :, None] + log_probs
-    totals[:, :, stop] = -math.inf
-    best, place = totals.flatten().topk(B * n)
-    place = place % (n * V)
-    return best.view(B, n), (place // V).view(B, n), (place % V).view(B, n), ended
-
-
-def not_refilled(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
-    """The place of a candidate that has ended stays empty."""
-    n, V = log_probs.shape[1:]
-    *_, ended = beam_step(scores, log_probs, stop)
-    best, place = (scores[:, :, None] + log_probs).flatten(1).topk(n)
-    return best.masked_fill(place % V == stop, -math.inf), place // V, place % V, ended
-
-
-def by_rank_of_end(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
-    best, parents, tokens, ended = beam_step(scores, log_probs, stop)
-    return best, parents, tokens, ended.sort(dim=-1, descending=True).values
-
-
-def ends_by_rank(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
-    """The n best, and those among them that end, where they stand in the order."""
-    n, V = log_probs.shape[1:]
-    best, place = (scores[:, :, None] + log_probs).flatten(1).topk(n)
-    return best, place // V, place % V, best.masked_fill(place % V != stop, -math.inf)
-
-
-def in_place(scores: Tensor, log_probs: Tensor, stop: int) -> Step:
-    result = beam_step(scores, log_probs, stop)
-    log_probs += scores[:, :, None]
-    return result
 
 
 PLAIN, ONE, PROMPTS = ("two beams, no end", "all of the best continue one beam", "several prompts")
@@ -217,7 +171,9 @@ END, LATER, ALL = ("one of the best ends", "ends that come too late", "all of th
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the scores of the beams are left out", {TOTALS: "totals = log_probs.clone()"}, PLAIN),
-    ("each beam goes on with its own best token", each_its_own, ONE),
+    ("each beam goes on with its own best token",
+     {BEST: "best, tokens = totals.max(-1)",
+      RETURN: "return best, torch.arange(n).expand_as(tokens).clone(), tokens, ended"}, ONE),
     ("parent and token exchanged", {RETURN: "return best, place % V, place // V, ended"}, PLAIN),
     ("the place is divided by n, not by V",
      {RETURN: "return best, place // n, place % n, ended"}, PLAIN),
@@ -227,7 +183,9 @@ WRONG = [
      PLAIN),
     ("the n best of each beam are looked for, where there may be fewer",
      {"topk(n)\n": "topk(n)\n    totals.topk(n)\n"}, WIDE),
-    ("the best of the whole batch, not of each prompt", across_prompts, PROMPTS),
+    ("the best of the whole batch, not of each prompt",
+     {BEST: "best, place = totals.flatten().topk(scores.numel())\n"
+      "    best, place = best.view(-1, n), place.view(-1, n) % (n * V)"}, PROMPTS),
     ("parents count through the whole batch",
      {RETURN: "return best, place // V + n * torch.arange(len(best))[:, None], place % V, ended"},
      PROMPTS),
@@ -236,7 +194,9 @@ WRONG = [
      {"totals[:, :, stop] = -math.inf": "", "ends < nth_best": "ends < math.inf"}, END),
     ("-100 in the place of minus infinity",
      {"totals[:, :, stop] = -math.inf": "totals[:, :, stop] = -100.0"}, LONG),
-    ("the place of an end stays empty", not_refilled, END),
+    ("the place of an end stays empty",
+     {NO_STOP: "",
+      RETURN: RETURN.replace("best", "best.masked_fill(place % V == stop, -math.inf)")}, END),
     ("every stop token is an end, however unlikely", {LATE: "ends < -math.inf"}, PLAIN),
     ("an end is compared with what goes on, not with all candidates",
      {"nth_best = totals":
@@ -255,8 +215,11 @@ WRONG = [
      {"    totals[:, :, stop] =": "    ended[:, 1:] = -math.inf\n    totals[:, :, stop] ="}, END),
     ("only the best of all may end", {"topk(n).values": "topk(1).values"}, END),
     ("the n-th best may not end", {LATE: "ends <= nth_best"}, ALL),
-    ("ends are listed by score, not by beam", by_rank_of_end, END),
-    ("ends go on, and are listed by rank, not by beam", ends_by_rank, END),
+    ("ends are listed by score, not by beam",
+     {RETURN: f"{RETURN}.sort(dim=-1, descending=True).values"}, END),
+    ("ends go on, and are listed by rank, not by beam",
+     {NO_STOP: "",
+      RETURN: RETURN.replace("ended", "best.masked_fill(place % V != stop, -math.inf)")}, END),
     ("the log-probability alone of what has ended", {"ends = totals": "ends = log_probs"}, END),
     ("probabilities in the place of logarithms",
      {TOTALS: "totals = scores.exp()[:, :, None] * log_probs.exp()",
@@ -274,7 +237,8 @@ WRONG = [
      FIRST),
     ("the worst of the best comes first",
      {RETURN: RETURN.replace("best", "best.flip(1)").replace("place ", "place.flip(1) ")}, PLAIN),
-    ("written into the caller's log_probs", in_place, PLAIN),
+    ("written into the caller's log_probs",
+     {RETURN: f"log_probs += scores[:, :, None]\n    {RETURN}"}, PLAIN),
 ]  # fmt: skip
 
 

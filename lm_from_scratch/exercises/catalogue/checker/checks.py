@@ -202,68 +202,18 @@ TOKENS = 'tokens = re.findall("[0-9]+|[-+*()]", answer)'
 WHOLE = 'if len(answer) > 200 or "".join(tokens) != answer:'
 
 
-def evaluated(question: str, answer: str) -> bool:
+def first(code: str) -> dict[str, str]:
+    """The answer is changed before it is cut."""
+    return {TOKENS: f"answer = {code}\n    {TOKENS}"}
+
+
+def by_eval(pattern: str) -> dict[str, str]:
     """Python's eval behind a pattern of characters."""
-    given, target = question.split(">")
-    if not re.fullmatch(r"[-+*()0-9 ]{1,200}", answer) or "**" in answer:
-        return False
-    if sorted(re.findall("[0-9]+", answer)) != sorted(given.split()):
-        return False
-    try:
-        return bool(eval(answer) == int(target))
-    except Exception:
-        return False
-
-
-def with_power(question: str, answer: str) -> bool:
-    """The same, where ** is let in."""
-    given, target = question.split(">")
-    if not re.fullmatch(r"[-+*()0-9]{1,200}", answer):
-        return False
-    if sorted(re.findall("[0-9]+", answer)) != sorted(given.split()):
-        return False
-    try:
-        return bool(eval(answer) == int(target))
-    except Exception:
-        return False
-
-
-def line_end(question: str, answer: str) -> bool:
-    """A pattern that ends with $, before which an end of line may stand."""
-    if not re.match(r"^[-+*()0-9]+$", answer):
-        return False
-    return reference(question, answer.rstrip("\n"))
-
-
-def stripped(question: str, answer: str) -> bool:
-    return reference(question, answer.strip())
-
-
-def spaced(question: str, answer: str) -> bool:
-    return reference(question, answer.replace(" ", ""))
-
-
-def comment(question: str, answer: str) -> bool:
-    return reference(question, answer.partition("#")[0])
-
-
-def claimed(question: str, answer: str) -> bool:
-    """What stands before an = is taken for the answer."""
-    return reference(question, answer.partition("=")[0])
-
-
-def as_numbers(question: str, answer: str) -> bool:
-    """Leading zeros are lost."""
-    if len(answer) > 200:
-        return False
-    return reference(question, re.sub(r"(?<![0-9])0+(?=[0-9])", "", answer))
-
-
-def any_digit(question: str, answer: str) -> bool:
-    """Digits of any alphabet."""
-    if len(answer) > 200:
-        return False
-    return reference(question, re.sub(r"\d", lambda m: str(int(m[0])), answer))
+    return {
+        WHOLE: f'if not re.fullmatch(r"{pattern}", answer):',
+        TOTAL: "return bool(eval(answer) == int(target))",
+        "except ValueError": "except Exception",
+    }
 
 
 def signs(question: str, answer: str) -> bool:
@@ -317,16 +267,20 @@ WRONG = [
           'if rest[-1] == ")":\n            rest.pop()'}, BRACKETS),
     ("characters that are not part of an expression are passed over",
      {WHOLE: "if len(answer) > 200:"}, WRITTEN),
-    ("spaces are passed over", spaced, WRITTEN),
-    ("the answer is stripped first", stripped, WRITTEN),
-    ("an end of line may follow: $ lets it in", line_end, WRITTEN),
-    ("a comment may follow", comment, WRITTEN),
-    ("what follows = is not looked at", claimed, WRITTEN),
-    ("eval reads the rest: signs and spaces are let in", evaluated, WRITTEN),
-    ("eval reads ** as well", with_power, OTHER),
+    ("spaces are passed over", first("answer.replace(' ', '')"), WRITTEN),
+    ("the answer is stripped first", first("answer.strip()"), WRITTEN),
+    ("an end of line may follow: $ lets it in",
+     first("answer.rstrip('\\n') if re.match('^[-+*()0-9]+$', answer) else '!'"), WRITTEN),
+    ("a comment may follow", first("answer.partition('#')[0]"), WRITTEN),
+    ("what follows = is not looked at", first("answer.partition('=')[0]"), WRITTEN),
+    ("eval reads the rest: signs and spaces are let in",
+     by_eval(r"(?!.*\*\*)[-+*()0-9 ]{1,200}"), WRITTEN),
+    ("eval reads ** as well", by_eval("[-+*()0-9]{1,200}"), OTHER),
     ("a sign may stand before a number", signs, WRITTEN),
-    ("leading zeros are let in", as_numbers, "zeros"),
-    ("digits of any alphabet are let in", any_digit, ALPHABETS),
+    ("leading zeros are let in",
+     first("re.sub('(?<![0-9])0+(?=[0-9])', '', answer[:201].ljust(len(answer), '!'))"), "zeros"),
+    ("digits of any alphabet are let in",
+     first(r"re.sub(r'\d', lambda m: str(int(m[0])), answer)"), ALPHABETS),
     ("answers may have up to 300 characters",
      {"> 200": "> 300"},
      BRACKETS),

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -88,13 +87,6 @@ def agree(logits: Tensor, targets: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def by_torch(logits: Tensor, targets: Tensor) -> Tensor:
-    logits = agree(logits, targets)
-    if bool((targets == IGNORE).all()):
-        return logits.flatten()[:0].sum()
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
-
-
 def written_out(function: Callable[..., Any], *args: Any) -> str:
     """Which of the library's losses is called, in the function or below it."""
     called = []
@@ -111,76 +103,16 @@ def written_out(function: Callable[..., Any], *args: Any) -> str:
     return f"calls F.{called[0]}" if called else "calls none of the library's losses"
 
 
-def by_where(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log-softmax of everything, and zeros where nothing counts."""
-    log_p = agree(logits, targets).log_softmax(-1)
-    real = targets.ne(IGNORE)
-    picked = log_p.gather(-1, targets.where(real, 0).unsqueeze(-1)).squeeze(-1)
-    return -torch.where(real, picked, 0.0).sum() / max(int(real.sum()), 1)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 DIVISOR = "counts.sum().clamp(min=1)"
+SHAPES = "if logits.shape[:-1] != targets.shape"
+RESULT = f"return losses.sum() / {DIVISOR}"
 LOSSES = "losses = rows.logsumexp(1) - chosen"
 FLOAT = "if rows.dtype != torch.float64:\n        rows = rows.float()"
 CHOSEN = "chosen = rows.gather(1, wanted[:, None])[:, 0]"
 ROWS = "rows, wanted = logits[counts], targets[counts]"
 PICKED = "[torch.arange(len(rows)), wanted]"
-
-
-def shifted(logits: Tensor, targets: Tensor) -> Tensor:
-    return by_where(logits[..., :-1, :], targets[..., 1:])
-
-
-def mean_of_means(logits: Tensor, targets: Tensor) -> Tensor:
-    if logits.dim() < 3:
-        return by_where(logits, targets)
-    return torch.stack([by_where(x, y) for x, y in zip(logits, targets)]).mean()
-
-
-def times_mask(logits: Tensor, targets: Tensor) -> Tensor:
-    log_p = -agree(logits, targets).log_softmax(-1)
-    real = targets != IGNORE
-    losses = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * real
-    return losses.sum() / real.sum().clamp(min=1)
-
-
-def plain_number(logits: Tensor, targets: Tensor) -> Tensor:
-    if bool((targets == IGNORE).all()):
-        return torch.tensor(0.0)
-    return by_where(logits, targets)
-
-
-def view(logits: Tensor, targets: Tensor) -> Tensor:
-    agree(logits, targets)
-    return by_where(logits.view(-1, logits.shape[-1]), targets.view(-1))
-
-
-def two_axes(logits: Tensor, targets: Tensor) -> Tensor:
-    agree(logits, targets)
-    return by_where(logits.flatten(1, -2), targets.flatten(1))
-
-
-def in_place(logits: Tensor, targets: Tensor) -> Tensor:
-    loss = by_where(logits, targets)
-    targets[targets == IGNORE] = 0
-    return loss
-
-
-def flat(logits: Tensor, targets: Tensor) -> Tensor:
-    return by_where(logits.flatten(0, -2), targets.flatten())
-
-
-def last_axis(logits: Tensor, targets: Tensor) -> Tensor:
-    return by_where(logits, targets.squeeze(-1) if targets.dim() == logits.dim() else targets)
-
-
-def torch_by_another_name(logits: Tensor, targets: Tensor) -> Tensor:
-    logits, number = agree(logits, targets), targets.ne(IGNORE).sum().clamp(min=1)
-    log_p = logits.reshape(-1, logits.shape[-1]).log_softmax(-1)
-    losses = torch._C._nn.nll_loss(log_p, targets.reshape(-1), reduction=2)  # type: ignore[attr-defined]
-    return losses / number
 
 
 NAN = "its result is NaN, which the report says in words"
@@ -190,7 +122,8 @@ WRONG = [
     ("ignored targets are in the number to divide by",
      {DIVISOR: "counts.numel()"}, "ignored targets"),
     ("the targets are shifted once more, though they are the next tokens already",
-     shifted, "every target counts"),
+     {SHAPES: f"logits, targets = logits[..., :-1, :], targets[..., 1:]\n    {SHAPES}"},
+     "every target counts"),
     ("-100 is taken as an index from the end of the vocabulary",
      {CHOSEN: f"chosen = rows{PICKED}",
       "counts = targets != IGNORE": "counts = targets == targets"},
@@ -200,7 +133,9 @@ WRONG = [
     ("tokens from 100 on are ignored too",
      {"counts = targets != IGNORE": "counts = targets.abs() < 100"}, "ignored targets"),
     ("the mean of the means of the rows, where a short row weighs as much as a long one",
-     mean_of_means, "ignored targets"),
+     {RESULT: "each = counts.reshape(len(counts) if counts.dim() > 1 else 1, -1).sum(1).tolist()\n"
+      "    return torch.stack([x.sum() / max(len(x), 1) for x in losses.split(each)]).mean()"},
+     "ignored targets"),
     ("the sum in the place of the mean", {f" / {DIVISOR}": ""}, "every target counts"),
     ("the sign is missing", {"losses.sum()": "-losses.sum()"}, "every target counts"),
     ("the perplexity, which is exp of the loss",
@@ -226,8 +161,13 @@ WRONG = [
      {LOSSES: f"losses = -(rows.softmax(1){PICKED} + 1e-9).log()"},
      "one axis of targets, one of probability exp(-200)"),
     ("no target at all gives NaN", {DIVISOR: "counts.sum()"}, "no target at all", NAN),
-    ("no target at all gives a number without a gradient", plain_number, "no target at all"),
-    ("an infinite loss times 0", times_mask, "one target alone, and banned tokens", NAN),
+    ("no target at all gives a number without a gradient",
+     {ROWS: f"if not counts.any():\n        return torch.tensor(0.0)\n    {ROWS}"},
+     "no target at all"),
+    ("an infinite loss times 0",
+     {ROWS: "rows, wanted = logits.flatten(0, -2), targets.flatten().clamp(min=0)",
+      "losses.sum()": "(losses * counts.flatten()).sum()"},
+     "one target alone, and banned tokens", NAN),
     ("a banned token gets a logit of -1000, which others are below",
      {ROWS: f"{ROWS}\n    rows = rows.masked_fill(rows == -torch.inf, -1000.0)"},
      "one target alone, and banned tokens"),
@@ -240,17 +180,27 @@ WRONG = [
     ("float64 is computed in float32",
      {FLOAT: "rows = rows.float()", "losses.sum()": "losses.sum().to(logits.dtype)"},
      "bfloat16 and float64"),
-    ("a view of tensors that are not contiguous", view, "four axes in another order in memory"),
+    ("a view of tensors that are not contiguous",
+     {ROWS: f"logits.view(-1, logits.shape[-1])\n    {ROWS}"},
+     "four axes in another order in memory"),
     ("only for logits with two axes or more before the last",
-     two_axes, "one axis of targets, one of probability exp(-200)"),
-    ("the ignored targets are overwritten in the caller's tensor", in_place, "ignored targets"),
-    ("flattened without a look at the shapes", flat, "targets of another shape"),
+     {ROWS: f"logits.flatten(1, -2)\n    {ROWS}"},
+     "one axis of targets, one of probability exp(-200)"),
+    ("the ignored targets are overwritten in the caller's tensor",
+     {RESULT: f"targets[~counts] = 0\n    {RESULT}"}, "ignored targets"),
+    ("flattened without a look at the shapes",
+     {SHAPES: f"logits, targets = logits.flatten(0, -2), targets.flatten()\n    {SHAPES}"},
+     "targets of another shape"),
     ("targets with one axis more, of size 1, are taken too",
-     last_axis, "targets of another shape"),
+     {SHAPES: "targets = targets.squeeze(-1) if targets.dim() == logits.dim() else targets\n"
+      f"    {SHAPES}"},
+     "targets of another shape"),
     ("the loss of torch, which the text asks to do without",
-     by_torch, "written without the library's losses"),
+     {LOSSES: "losses = torch.nn.functional.cross_entropy(rows, wanted, reduction='none')"},
+     "written without the library's losses"),
     ("torch's loss of log-probabilities, by a name below F.nll_loss",
-     torch_by_another_name, "written without the library's losses"),
+     {LOSSES: "losses = torch._C._nn.nll_loss(rows.log_softmax(-1), wanted, reduction=2)"},
+     "written without the library's losses"),
     ("the log of the sum is detached",
      {"rows.logsumexp(1)": "rows.detach().logsumexp(1)"}, "the gradient of the logits"),
 ]  # fmt: skip

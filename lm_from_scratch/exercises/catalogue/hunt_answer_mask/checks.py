@@ -113,39 +113,6 @@ def after(code: str) -> dict[str, str]:
     return {RETURN: f"{code}\n    {RETURN}"}
 
 
-def end_by_id(chats: list[list[int]]) -> Batch:
-    """The first END of the padding is let in, as an end."""
-    batch = reference(chats)
-    for row, ids in zip(batch["targets"], chats, strict=True):
-        if len(ids) < len(row):
-            row[len(ids) - 1] = END
-    return batch
-
-
-def first_only(chats: list[list[int]]) -> Batch:
-    batch = reference(chats)
-    for row, ids in zip(batch["targets"], chats, strict=True):
-        if END in ids and (turns := [i for i, t in enumerate(ids) if t == START])[2:]:
-            row[turns[2] :] = IGNORE
-    return batch
-
-
-def last_only(chats: list[list[int]]) -> Batch:
-    batch = reference(chats)
-    for row, ids in zip(batch["targets"], chats, strict=True):
-        starts = [i for i in range(len(ids) - 1) if ids[i : i + 2] == [START, ASSISTANT]]
-        if starts:
-            row[: starts[-1] + 1] = IGNORE
-    return batch
-
-
-def extended(chats: list[list[int]]) -> Batch:
-    batch = reference(chats)
-    for ids in chats:
-        ids += [END] * (batch["targets"].shape[1] - len(ids))
-    return batch
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found", {"T = max(len(chat) for chat in chats)": "return chat_batch_as_found("
@@ -157,7 +124,9 @@ WRONG = [
     ("padding is let in as well, so that the end counts",
      after("places = torch.arange(T)\n    for row, chat in zip(targets, chats):\n        "
            "row[(places >= len(chat) - 1) & (places < T - 1)] = PAD"), SHORT),
-    ("the first token of the padding is let in, as an end", end_by_id, SHORT),
+    ("the first token of the padding is let in, as an end",
+     after("for row, chat in zip(targets, chats):\n"
+           f"        row[len(chat) - 1 : len(chat) - 1 + (len(chat) < T)] = {END}"), SHORT),
     ("another number is used for padding, and changes the ids",
      {"[PAD] * (T - len(chat))": "[0] * (T - len(chat))"}, IDS),
     ("the targets are not shifted", {PUT: "row[place] = chat[place]"}, FIRST),
@@ -181,8 +150,12 @@ WRONG = [
     ("the number of the role ends the words of the assistant",
      {"if inside:": "if inside and chat[place] != ASSISTANT:"}, TEXT),
     ("token 0 is left out", {"if inside:": "if inside and chat[place] != 0:"}, TEXT),
-    ("only the first answer of a chat counts", first_only, TURNS),
-    ("only the last answer of a chat counts", last_only, TURNS),
+    ("only the first answer of a chat counts",
+     after("for row, chat in zip(targets, chats):\n"
+           "        turns = [i for i, token in enumerate(chat) if token == START]\n"
+           f"        row[turns[2] if {END} in chat and turns[2:] else T :] = IGNORE"), TURNS),
+    ("only the last answer of a chat counts",
+     {IS_ROLE: f"{IS_ROLE}\n                row[:place] = IGNORE"}, TURNS),
     ("an answer counts only if its end is there",
      {"if inside:": "if inside and END in chat[place:]:"}, CUT),
     ("a chat that is cut off gets an end that it never had",
@@ -197,7 +170,8 @@ WRONG = [
      EMPTY),
     ("what does not count is PAD", {"torch.full(ids.shape, IGNORE)": "torch.full(ids.shape, PAD)"},
      ONE),
-    ("the lists of the caller are filled up", extended, IDS),
+    ("the lists of the caller are filled up",
+     after(f"for chat in chats:\n        chat += [{END}] * (T - len(chat))"), IDS),
 ]  # fmt: skip
 
 

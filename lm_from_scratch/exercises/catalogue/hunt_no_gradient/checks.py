@@ -166,34 +166,12 @@ RETURN = "return torch.where(mask, losses, 0.0).sum() / mask.sum()"
 NAN = "its result is NaN, which the report says in words"
 
 
-def under_no_grad(*args: Any, **options: Any) -> Tensor:
-    with torch.no_grad():
-        loss = reference(*args, **options)
-    return loss.requires_grad_()
-
-
-def backward_inside(
-    model: nn.Module, ids: Tensor, noted: Tensor, advantages: Tensor, *args: Any, **options: Any
-) -> Tensor:
-    reference(model, ids, noted.detach(), advantages.detach(), *args, **options).backward()
-    return reference(model, ids, noted, advantages, *args, **options)
-
-
-def training_mode(model: nn.Module, *args: Any, **options: Any) -> Tensor:
-    model.train()
-    return reference(model, *args, **options)
-
-
-def deletes_gradients(model: nn.Module, *args: Any, **options: Any) -> Tensor:
-    model.zero_grad()
-    return reference(model, *args, **options)
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
      {NOW: "return step_loss_as_found(model, ids, noted, advantages, mask, clip)"}, FIRST),
-    ("the model is asked again, under no_grad", under_no_grad, FIRST),
+    ("the model is asked again, under no_grad",
+     {RETURN: f"loss = {RETURN[7:]}\n    return loss.detach().requires_grad_()"}, FIRST),
     ("the model is asked again, and its answer detached",
      {NOW: "now = log_probs_of(model, ids).detach().requires_grad_()"}, FIRST,
      "the loss is right and no weight gets a gradient, as with no_grad"),
@@ -229,9 +207,11 @@ WRONG = [
       "torch.where(mask, losses, 0.0)": "(losses * mask)"}, RUBBISH, NAN),
     ("the target of a token is the token itself",
      {NOW: "now = model(ids)[:, 1:].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]"}, VALUE),
-    ("backward is called in the function, and once more outside", backward_inside, FIRST),
-    ("the model is left in training mode", training_mode, OTHERS),
-    ("gradients that were there are deleted", deletes_gradients, OTHERS),
+    ("backward is called in the function, and once more outside",
+     {RETURN: f"loss = {RETURN[7:]}\n    loss.backward(retain_graph=True)\n    return loss"},
+     FIRST),
+    ("the model is left in training mode", {NOW: f"model.train()\n    {NOW}"}, OTHERS),
+    ("gradients that were there are deleted", {NOW: f"model.zero_grad()\n    {NOW}"}, OTHERS),
     ("NaN is replaced by 0, and infinite differences are not",
      {"torch.where(mask, now - noted.detach(), 0.0)": "(now - noted.detach()).nan_to_num()"},
      RUBBISH, NAN),

@@ -75,12 +75,6 @@ LABELS = "torch.tensor(ids + [IGNORE] * padding)"
 LABELS_BY_ID = "torch.tensor([i if i != PAD else IGNORE for i in ids + [PAD] * padding])"
 
 
-def one_tensor(ids: list[int], length: int) -> Row:
-    row = reference(ids, length)
-    row["input_ids"] = row["labels"]
-    return row
-
-
 def extended(ids: list[int], length: int) -> Row:
     row = reference(ids, length)
     ids.extend([PAD] * (length - len(ids)))
@@ -121,7 +115,8 @@ WRONG = [
      {MASK: "[0] * len(ids) + [1] * padding"}, "the mask of a short text"),
     ("the mask is bool",
      {f"torch.tensor({MASK})": f"torch.tensor({MASK}).bool()"}, "the mask of a short text"),
-    ("input_ids and labels are one tensor: -100 is in both", one_tensor, "the ids of a short text"),
+    ("input_ids and labels are one tensor: -100 is in both",
+     {"ids + [PAD] * padding": "ids + [IGNORE] * padding"}, "the ids of a short text"),
     ("the length is taken before the text is cut",
      {CUT: "n = len(ids)\n    ids = ids[:length]", MASK: "[1] * n + [0] * (length - n)"},
      "a text longer than the row"),

@@ -96,19 +96,6 @@ BENT = "torch.where(logits > 0, logits / penalty, logits * penalty)"
 RESULT = "torch.where(seen, penalised, logits)"
 
 
-def every_time(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
-    result = logits.clone()
-    for row, tokens in enumerate(idx.tolist()):
-        for token in tokens:
-            z = result[row, token]
-            result[row, token] = z / penalty if z > 0 else z * penalty
-    return result
-
-
-def into_the_argument(logits: Tensor, idx: Tensor, penalty: float) -> Tensor:
-    return logits.copy_(penalise(logits, idx, penalty))
-
-
 FIRST = "one row, positive logits"
 FORBIDDEN, TWICE = "a forbidden token", "a token that occurs several times"
 LONG = "70 tokens of a vocabulary of 33000"
@@ -118,6 +105,8 @@ NEGATIVE, ROWS, BOTH = (
     "several rows, logits of both signs",
 )
 LAW, REWARD, HALF = "never more likely than before", "a penalty below 1", "bfloat16"
+
+BACK = "return torch.where(seen, penalised, logits)"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
@@ -134,7 +123,11 @@ WRONG = [
     ("the sign of a negative logit is lost",
      {"logits * penalty": "logits.abs() / penalty"}, NEGATIVE),
     ("every logit is multiplied", {BENT: "logits * penalty"}, FIRST),
-    ("bent once for each occurrence", every_time, TWICE),
+    ("bent once for each occurrence",
+     {BACK: "for row, tokens in zip(logits := logits.clone(), idx):\n"
+      "        for token in tokens:\n"
+      "            row[token] *= 1 / penalty if row[token] > 0 else penalty\n    return logits"},
+     TWICE),
     ("one sign for the whole row", {"logits > 0": "(logits > 0).all(-1, keepdim=True)"}, NEGATIVE),
     ("one sign for a token in all rows",
      {"logits > 0": "(logits[:1] > 0).expand_as(logits)"}, BOTH),
@@ -162,7 +155,7 @@ WRONG = [
      {RESULT: "seen * penalised + ~seen * logits"},
      FORBIDDEN, "its fault is NaN, and the report says so"),
     ("the result is float32", {RESULT: f"{RESULT}.float()"}, HALF),
-    ("written into the caller's logits", into_the_argument, FIRST),
+    ("written into the caller's logits", {BACK: f"return logits.copy_({BACK[7:]})"}, FIRST),
 ]  # fmt: skip
 
 

@@ -80,18 +80,6 @@ def watched(function: Any, q: Tensor, latent: Tensor, shared: Tensor, weight: Te
     return {"the result": y, "no tensor is larger than the cache": few}
 
 
-def two_scores(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
-    """The two parts of a score apart, by named axes."""
-    (H, T, D), (S, R), Dr = q.shape[1:], latent.shape[1:], shared.shape[2]
-    w_k, w_v = weight.reshape(H, -1, R).split([D - Dr, weight.shape[0] // H - D + Dr], dim=1)
-    content = torch.einsum("bhtd,hdr->bhtr", q[..., : D - Dr], w_k)
-    scores = torch.einsum("bhtr,bsr->bhts", content, latent)
-    scores = scores + torch.einsum("bhtd,bsd->bhts", q[..., D - Dr :], shared)
-    seen = torch.arange(S) <= torch.arange(S - T, S)[:, None]
-    weights = torch.where(seen, scores / D**0.5, -torch.inf).softmax(-1)
-    return torch.einsum("bhtr,hdr->bhtd", torch.einsum("bhts,bsr->bhtr", weights, latent), w_v)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 
@@ -101,11 +89,6 @@ def expands(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor
     k = torch.cat([kv[..., : D - Dr], shared[:, None].expand(B, H, S, Dr)], dim=-1)
     scores = (q @ k.mT / D**0.5).masked_fill(torch.ones(T, S).triu(S - T + 1).bool(), -torch.inf)
     return scores.softmax(-1) @ kv[..., D - Dr :]
-
-
-def view(q: Tensor, latent: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
-    B, H, T, D = q.shape
-    return two_scores(q.view(B, H * T, D).unflatten(1, (H, T)), latent, shared, weight)
 
 
 SPLIT = "w_k, w_v = w[:, :Dn], w[:, Dn:]"
@@ -155,7 +138,9 @@ WRONG = [
      {"(wide.flatten(1, 2) @ keys.mT / math.sqrt(D)).view(B, H, T, S)":
           "wide @ keys[:, None].mT / math.sqrt(D)"},
      NO_KEY, "its results are right; it differs from other answers in its copies alone"),
-    ("a view of queries that are not contiguous", view, "inputs in another order in memory"),
+    ("a view of queries that are not contiguous",
+     {"    S, R = latent": "    q.view(B, H * T, D)\n    S, R = latent"},
+     "inputs in another order in memory"),
     ("the weights are detached", {"weights.flatten": "weights.detach().flatten"},
      "gradients of all four"),
 ]  # fmt: skip

@@ -6,7 +6,6 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.attention.masks import positions_from_mask
-from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
 from lm_from_scratch.exercises.inputs import integers, refusal
 
@@ -83,17 +82,7 @@ CHECK = "attention_mask.dim() != 2 or not (real | (attention_mask == 0)).all()"
 COLUMNS = "torch.arange(real.shape[1])"
 
 
-def in_place(attention_mask: Tensor) -> Pair:
-    positions, following = reference(attention_mask)
-    if attention_mask.dtype == torch.int64:
-        positions = attention_mask.copy_(positions)
-    return positions, following
-
-
-def only_integers(attention_mask: Tensor) -> Pair:
-    positions, following = reference(attention_mask)
-    return positions.where(1 - attention_mask == 0, PADDING), following
-
+RESULT = "return positions, real.sum(1)"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
@@ -161,8 +150,11 @@ WRONG = [
       "return positions": "return positions.to(attention_mask.dtype)"},
      "320 columns, in other dtypes"),
     ("only for masks that can be subtracted, which bool cannot",
-     only_integers, "320 columns, in other dtypes"),
-    ("written into the mask itself", in_place, "padding on the left"),
+     {"torch.where(real, ": "torch.where(1 - attention_mask == 0, "},
+     "320 columns, in other dtypes"),
+    ("written into the mask itself",
+     {RESULT: "if attention_mask.dtype == torch.int64:\n"
+      f"        positions = attention_mask.copy_(positions)\n    {RESULT}"}, "padding on the left"),
     ("the next position is summed in the dtype of the mask, which is too small",
      {"real.sum(1)": "attention_mask.sum(1).long()"}, "320 columns, in other dtypes"),
     ("only the smallest and the largest number are looked at",

@@ -126,24 +126,6 @@ ONE, SHORT, UNEQUAL, WIDER, EMPTY, HALF, BROKEN, EQUAL, CERTAIN, POOR = (
 )
 
 
-def means_of_texts(losses: dict[str, list[Tensor]], texts: list[str]) -> tuple[str, float]:
-    rates = {
-        name: sum(float(x.double().sum()) / len(t.encode()) for x, t in zip(tensors, texts) if t)
-        / len([t for t in texts if t]) / math.log(2)
-        for name, tensors in losses.items()
-    }  # fmt: skip
-    name = min((n for n in rates if rates[n] == rates[n]), key=lambda n: rates[n])
-    return name, rates[name]
-
-
-def every_text(losses: dict[str, list[Tensor]], texts: list[str]) -> tuple[str, float]:
-    """The division of each text on its own, which fails where one is empty."""
-    for tensors in losses.values():
-        for tensor, part in zip(tensors, texts):
-            float(tensor.double().sum()) / len(part.encode())
-    return best_model(losses, texts)
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the loss of a token, not of a byte: models with other tokens cannot be compared by it",
@@ -164,13 +146,16 @@ WRONG = [
      ONE),
     ("bytes per bit", {RATE: "size * math.log(2) / nats"}, ONE),
     ("the mean of the texts, where a short one weighs as much as a long one",
-     means_of_texts, UNEQUAL),
+     {NATS: "sum(float(x.double().sum()) / len(t.encode()) for x, t in zip(tensors, texts) if t)",
+      RATE: "nats / len([t for t in texts if t]) / math.log(2)"}, UNEQUAL),
     ("the mean loss of each text is added up",
      {NATS: "sum(float(x.double().mean()) for x in tensors if len(x))"}, ONE),
     ("the last text is left out", {"in texts)": "in texts[:-1] or texts)"}, UNEQUAL),
     ("the first text stands for all",
      {SIZE: "len(texts[0].encode())", NATS: "float(tensors[0].double().sum())"}, UNEQUAL),
-    ("each text is divided by on its own, and one is empty", every_text, EMPTY),
+    ("each text is divided by on its own, and one is empty",
+     {f"nats = {NATS}": f"[1.0 / len(text.encode()) for text in texts]\n        nats = {NATS}"},
+     EMPTY),
     ("texts that are equal count once", {"for text in texts)": "for text in set(texts))"}, SHORT),
     ("a text whose losses are empty is left out",
      {SIZE: "sum(len(text.encode()) for i, text in enumerate(texts) "

@@ -1,9 +1,7 @@
 """One merge of byte-pair encoding: what is counted, who wins a tie, and what is replaced."""
 
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +9,7 @@ from torch import Generator
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
 from lm_from_scratch.exercises.inputs import integer
-from lm_from_scratch.text.tokenizer import learn_merges
-from lm_from_scratch.text.tokenizer import merge_pair as package_merge_pair
+from lm_from_scratch.text.tokenizer import learn_merges, merge_pair
 
 Words = list[list[int]]
 Step = tuple[tuple[int, int] | None, Words]
@@ -27,8 +24,10 @@ def merge_step(words: Words, counts: list[int], new_id: int) -> Step:
     if not pairs:
         return None, words
     ((a, b),) = pairs
-    pair = ord(a), ord(b)
-    return pair, replaced(words, pair, new_id)
+    merged = [merge_pair([chr(i) for i in word], (a, b)) for word in words]
+    return (ord(a), ord(b)), [
+        [new_id if piece == a + b else ord(piece) for piece in word] for word in merged
+    ]
 
 
 def step(function: Callable[..., Any], words: Words, counts: list[int], new_id: int) -> Any:
@@ -127,102 +126,21 @@ def nothing_left(g: Generator) -> Call:
 BEST = "min(pairs, key=lambda pair: (-pairs[pair], pair))"
 SECOND = "min(pairs, key=lambda pair: (-pairs[pair], pair[::-1]))"
 COUNT = "for pair in pairwise(word):"
-MERGED = "merged.append(new)"
+MERGED, RESULT = "merged.append(new)", "return best, merged"
+COUNTED = f"{COUNT}\n            pairs[pair] += count"
+MERGE = """\
+        new = []
+        for i in word:
+            if new and (new[-1], i) == best:
+                new[-1] = new_id
+            else:
+                new.append(i)
+"""
 LOST = (
     "for n, i in enumerate(word):\n"
     "            if n > 1 and tuple(word[n - 2 : n]) == best:\n"
     "                continue\n"
 )
-
-
-def sums(words: Words, counts: list[int], new_id: int) -> Step:
-    pair, merged = merge_step(words, counts, new_id)
-    return pair, [[sum(pair) if i == new_id else i for i in w] for w in merged] if pair else merged
-
-
-def in_place(words: Words, counts: list[int], new_id: int) -> Step:
-    pair, merged = merge_step(words, counts, new_id)
-    for word, new in zip(words, merged):
-        word[:] = new
-    return pair, words
-
-
-def as_text(words: Words, counts: list[int], new_id: int) -> Step:
-    pair, merged = merge_step(words, counts, new_id)
-    if pair is None:
-        return None, merged
-    texts = [" ".join(map(str, word)) for word in words]
-    old = " ".join(map(str, pair))
-    return pair, [[int(i) for i in text.replace(old, str(new_id)).split()] for text in texts]
-
-
-def used_twice(words: Words, counts: list[int], new_id: int) -> Step:
-    pair, _ = merge_step(words, counts, new_id)
-    merged = []
-    for word in words:
-        found = [both == pair for both in pairwise(word)]
-        new = []
-        for i, before, after in zip(word, [False, *found], [*found, False]):
-            if after or not before:
-                new.append(new_id if after else i)
-        merged.append(new)
-    return pair, merged
-
-
-def equal_words(words: Words, counts: list[int], new_id: int) -> Step:
-    unique = dict(zip(map(tuple, words), counts))
-    return merge_step([list(word) for word in unique], list(unique.values()), new_id)
-
-
-def from_the_right(words: Words, counts: list[int], new_id: int) -> Step:
-    pair, _ = merge_step(words, counts, new_id)
-    merged = []
-    for word in words:
-        new = list(word)
-        for i in reversed(range(len(word) - 1)):
-            if tuple(new[i : i + 2]) == pair:
-                new[i : i + 2] = [new_id]
-        merged.append(new)
-    return pair, merged
-
-
-def counted_apart(words: Words, counts: list[int], new_id: int) -> Step:
-    """A pair that overlaps the one before is not counted."""
-    found: Counter[tuple[int, int]] = Counter()
-    for word, count in zip(words, counts):
-        text = "".join(map(chr, word))
-        for a, b in set(pairwise(text)):
-            found[ord(a), ord(b)] += count * len(re.findall(re.escape(a + b), text))
-    return merged_with(found, words, counts, new_id)
-
-
-def over_borders(words: Words, counts: list[int], new_id: int) -> Step:
-    found: Counter[tuple[int, int]] = Counter()
-    flat = [(i, count) for word, count in zip(words, counts) for i in word]
-    for (a, count), (b, _) in pairwise(flat):
-        found[a, b] += count
-    return merged_with(found, words, counts, new_id)
-
-
-def any_direction(words: Words, counts: list[int], new_id: int) -> Step:
-    found: Counter[tuple[int, int]] = Counter()
-    for word, count in zip(words, counts):
-        for a, b in pairwise(word):
-            found[min(a, b), max(a, b)] += count
-    return merged_with(found, words, counts, new_id)
-
-
-def merged_with(
-    found: Counter[tuple[int, int]], words: Words, counts: Sequence[int], new_id: int
-) -> Step:
-    """The pair that these counts give, merged as it should be."""
-    if not found:
-        return None, words
-    best = min(found, key=lambda pair: (-found[pair], pair))
-    return best, [
-        list(map(ord, "".join(map(chr, word)).replace("".join(map(chr, best)), chr(new_id))))
-        for word in words
-    ]
 
 
 PLAIN, WEIGHT, TWICE = (
@@ -243,59 +161,78 @@ DIRECTION, DIGITS, BORDER, NONE = (
 )
 
 
-def last_count(words: Words, counts: list[int], new_id: int) -> Step:
-    of_word = {tuple(word): count for word, count in zip(words, counts)}
-    pair, _ = merge_step([[*word] for word in of_word], [*of_word.values()], new_id)
-    return (pair, replaced(words, pair, new_id)) if pair else (None, words)
-
-
-def replaced(words: Words, pair: tuple[int, int], new_id: int) -> Words:
-    a, b = map(chr, pair)
-    merged = [package_merge_pair([chr(i) for i in word], (a, b)) for word in words]
-    return [[new_id if piece == a + b else ord(piece) for piece in word] for word in merged]
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("each word counts once, however frequent it is", {"+= count": "+= 1"}, WEIGHT),
-    ("a word that is listed twice has its last count alone", last_count, WEIGHT),
+    ("a word that is listed twice has its last count alone",
+     {"in zip(words, counts):": "in dict(zip(map(tuple, words), counts)).items():"}, WEIGHT),
     ("a pair has the count of the last word that holds it", {"+= count": "= count"}, PLAIN),
     ("the first pair found wins a tie", {BEST: "max(pairs, key=lambda p: pairs[p])"}, TIE),
     ("only the first occurrence in a word is replaced",
      {"if new and": "if new and new_id not in new and"}, TWICE),
     ("the second id of the pair stays behind the new id",
      {"new[-1] = new_id": "new[-1:] = [new_id, i]"}, PLAIN),
-    ("an id is used twice: 7 7 7 becomes 300 300", used_twice, THREE),
+    ("an id is used twice: 7 7 7 becomes 300 300",
+     {MERGE: """\
+        hits = [pair == best for pair in pairwise(word)]
+        new = [
+            new_id if after else i
+            for i, before, after in zip(word, [False, *hits], [*hits, False])
+            if after or not before
+        ]
+"""}, THREE),
     ("the new id swallows what follows: 7 7 7 becomes 300",
      {"(new[-1], i) == best": "new[-1] in (best[0], new_id) and i == best[1]"}, THREE),
     ("of equal first ids the second is not looked at",
      {BEST: "min(pairs, key=lambda pair: (-pairs[pair], pair[0]))"}, TIE),
     ("ids are ordered as texts, 10 before 9",
      {BEST: "min(pairs, key=lambda pair: (-pairs[pair], str(pair)))"}, TIE),
-    ("replaced as text: 12 3 is found in 112 3", as_text, DIGITS),
-    ("equal words become one", equal_words, WEIGHT),
+    ("replaced as text: 12 3 is found in 112 3",
+     {RESULT: "old = ' '.join(map(str, best))\n"
+      "    texts = (' '.join(map(str, word)).replace(old, str(new_id)) for word in words)\n"
+      "    return best, [[int(i) for i in text.split()] for text in texts]"}, DIGITS),
+    ("equal words become one",
+     {"pairs = Counter()": "unique = dict(zip(map(tuple, words), counts))\n"
+      "    words, counts = [[*word] for word in unique], unique.values()\n    pairs = Counter()"},
+     WEIGHT),
     ("the larger ids win a tie", {BEST: "max(pairs, key=lambda p: (pairs[p], p))"}, TIE),
     ("the second id decides a tie before the first", {BEST: SECOND}, TIE),
     ("the last pair found wins a tie",
      {BEST: "max(reversed(list(pairs)), key=lambda p: pairs[p])"}, TIE),
-    ("replaced from right to left", from_the_right, THREE),
+    ("replaced from right to left",
+     {MERGE: """\
+        new = list(word)
+        for i in reversed(range(len(word) - 1)):
+            if tuple(new[i : i + 2]) == best:
+                new[i : i + 2] = [new_id]
+"""}, THREE),
     ("a pair counts once for each word that holds it",
      {COUNT: "for pair in set(pairwise(word)):"}, TWICE),
-    ("pairs that overlap are counted as one", counted_apart, OVERLAP),
-    ("a pair reaches from one word into the next", over_borders, BORDER),
-    ("a pair and its reverse are counted together", any_direction, DIRECTION),
+    ("pairs that overlap are counted as one",
+     {COUNTED: "text = ''.join(map(chr, word))\n"
+      "        for a, b in set(pairwise(text)):\n"
+      "            pairs[ord(a), ord(b)] += count * text.count(a + b)"}, OVERLAP),
+    ("a pair reaches from one word into the next",
+     {f"for word, count in zip(words, counts):\n        {COUNTED}":
+      "flat = [(i, count) for word, count in zip(words, counts) for i in word]\n"
+      "    for (a, count), (b, _) in pairwise(flat):\n        pairs[a, b] += count"}, BORDER),
+    ("a pair and its reverse are counted together",
+     {"pairs[pair] += count": "pairs[tuple(sorted(pair))] += count"}, DIRECTION),
     ("the reverse of the pair is replaced, too",
      {"i) == best": "i) in (best, best[::-1])"}, DIRECTION),
     ("the id that follows a replaced pair is lost", {"for i in word:\n": LOST}, PLAIN),
     ("the last id of a word is lost", {"for i in word:": "for i in word[:-1]:"}, PLAIN),
     ("words of one id are left out", {MERGED: "merged += [new] if len(word) > 1 else []"}, PLAIN),
-    ("the ids of a pair are added, as texts would be", sums, PLAIN),
+    ("the ids of a pair are added, as texts would be",
+     {RESULT: "return best, [[sum(best) if i == new_id else i for i in w] for w in merged]"},
+     PLAIN),
     ("the new id is the largest plus 1, not the one given",
      {"new[-1] = new_id": "new[-1] = max(max(w) for w in words) + 1"}, PLAIN),
     ("the rarest pair in the place of the most frequent", {"-pairs[pair]": "pairs[pair]"}, PLAIN),
     ("the pair's own ids stay, and the new id comes after them",
      {"new[-1] = new_id": "new += [i, new_id]"}, PLAIN),
-    ("written into the caller's words", in_place, PLAIN),
+    ("written into the caller's words",
+     {MERGED: "word[:] = new", RESULT: "return best, words"}, PLAIN),
     ("a pair is looked for where there is none",
      {"    if not pairs:\n        return None, words\n": ""}, NONE),
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """A layer of experts: what is chosen, what it weighs, and what is never computed."""
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
@@ -63,70 +62,7 @@ def transposed(g: Generator) -> Call:
     return call(*map(strided, tensors), k, normalize)
 
 
-def by_expert(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weights and experts (N, k), the order (N k) of visits by expert, what is said in it."""
-    E = len(down)
-    best = (x @ router.T).sort(1, descending=True).indices[:, :k]
-    p = torch.softmax(x @ router.T, 1).gather(1, best)
-    if normalize:
-        p = p / p.sum(1, keepdim=True)
-    order = best.flatten().argsort(stable=True)
-    counts = torch.bincount(best.flatten(), minlength=E).tolist()
-    said = [
-        (F.silu(rows @ gate_up[e].chunk(2)[0].T) * (rows @ gate_up[e].chunk(2)[1].T)) @ down[e].T
-        for e, rows in enumerate(x[order // k].split(counts))
-        if len(rows)
-    ]
-    return p, best, order, torch.cat(said)
-
-
-def gathered(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    """The matrices of the chosen experts are copied to each token."""
-    logits = torch.nn.functional.linear(x, router)
-    top, best = logits.topk(k, dim=1)
-    weights = top.softmax(1) if normalize else logits.softmax(1).gather(1, best)
-    gate, up = torch.einsum("nc,nkfc->nkf", x, gate_up[best]).chunk(2, dim=2)
-    return torch.einsum("nkf,nkcf,nk->nc", F.silu(gate) * up, down[best], weights)
-
-
 # ------------------------------------------------------------------------------- wrong answers
-
-
-def computes_all(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    p = (x @ router.T).softmax(1)
-    weights, best = p.topk(k)
-    if normalize:
-        weights = weights / weights.sum(1, keepdim=True)
-    dense = torch.zeros_like(p).scatter(1, best, weights)  # (N, E)
-    gate, up = torch.einsum("nc,efc->enf", x, gate_up).chunk(2, dim=2)
-    return torch.einsum("enf,ecf,ne->nc", F.silu(gate) * up, down, dense)
-
-
-def unsorted(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    weights, best, _, said = by_expert(x, router, gate_up, down, k, normalize)
-    return (said.unflatten(0, best.shape) * weights[..., None]).sum(1)
-
-
-def sorted_twice(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    weights, best, order, said = by_expert(x, router, gate_up, down, k, normalize)
-    return (said[order].unflatten(0, best.shape) * weights[..., None]).sum(1)
-
-
-def view(
-    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, k: int, normalize: bool
-) -> Tensor:
-    rows = gate_up.view(-1, x.shape[1])  # of all experts, one below the other
-    return gathered(x, router, rows.unflatten(0, (len(down), -1)), down, k, normalize)
 
 
 PLAIN, RAW, FIRST = "the two best of four", "probabilities as they are", "one of seven"
@@ -134,6 +70,10 @@ ALL, UNUSED, HUGE = "all of three", "experts that nobody chooses", "scores of hu
 ONE, STRIDES = "one token", "inputs in another order in memory"
 PROBABILITIES = "(x @ router.T).softmax(1)"
 TOP = "weights, experts = probabilities.topk(k)"
+BY_EXPERT = {
+    "y = torch.zeros_like(x)": "done = []",
+    "y = y.index_add(0, token, said * weights[token, place, None])": "done.append(said)",
+}
 CUT = "(x[token] @ gate_up[e].T).chunk(2, 1)"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
@@ -171,8 +111,13 @@ WRONG = [
     ("the input of an expert is weighed, not its result",
      {"x[token] @": "(x[token] * weights[token, place, None]) @",
       "said * weights[token, place, None]": "said"}, PLAIN),
-    ("results sorted by expert are taken for results by token", unsorted, PLAIN),
-    ("results are sorted a second time, and not back", sorted_twice, PLAIN),
+    ("results sorted by expert are taken for results by token",
+     BY_EXPERT | {"return y": "return (torch.cat(done).unflatten(0, experts.shape) "
+                  "* weights[..., None]).sum(1)"}, PLAIN),
+    ("results are sorted a second time, and not back",
+     BY_EXPERT | {"return y": "done = torch.cat(done)[experts.flatten().argsort(stable=True)]\n"
+                  "    return (done.unflatten(0, experts.shape) * weights[..., None]).sum(1)"},
+     PLAIN),
     ("an expert that only token 0 chose is taken for one that nobody chose",
      {"gate, up =": "if not token.any():\n            continue\n        gate, up ="}, ONE),
     ("an expert has room for its fair share of the visits, and drops the others",
@@ -184,8 +129,11 @@ WRONG = [
      {"weights.sum(1, keepdim=True)": "weights.sum(0, keepdim=True)"}, PLAIN),
     ("weights are divided by k, not by their sum",
      {"weights / weights.sum(1, keepdim=True)": "weights / k"}, PLAIN),
-    ("a view of weights that are not contiguous", view, STRIDES),
-    ("every expert computes every token, and most results are thrown away", computes_all, UNUSED,
+    ("a view of weights that are not contiguous",
+     {"    probabilities =": "    gate_up.view(-1, x.shape[1])\n    probabilities ="}, STRIDES),
+    ("every expert computes every token, and most results are thrown away",
+     {"token, place = (experts == e).nonzero(as_tuple=True)": "token = torch.arange(len(x))",
+      "weights[token, place, None]": "(weights * (experts == e)).sum(1, keepdim=True)"}, UNUSED,
      "its results are NaN or equal to the right ones, and all NaN look alike"),
     ("exponentials without the maximum subtracted",
      {PROBABILITIES: "(x @ router.T).exp()\n"

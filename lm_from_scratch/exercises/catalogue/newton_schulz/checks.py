@@ -102,15 +102,12 @@ SCALE = "0.2 * math.sqrt(max(m, n))"
 COEFFICIENTS_LINE = "a, b, c = COEFFICIENTS"
 
 
-def exact(G: Tensor, steps: int = 5) -> Tensor:
-    """U V^T itself."""
-    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
-    return U @ Vh * 0.2 * math.sqrt(max(G.shape))
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("the exact orthogonal matrix: the usual coefficients do not converge to it", exact, WIDE),
+    ("the exact orthogonal matrix: the usual coefficients do not converge to it",
+     {"for _ in range(steps)":
+      "U, _, Vh = torch.linalg.svd(X, full_matrices=False)\n    X = U @ Vh\n    for _ in range(0)"},
+     WIDE),
     ("nothing is divided by the norm, and the powers overflow",
      {f" / {NORM}.clamp(min=1e-7)": " * 1.0"}, WIDE),
     ("divided by the largest singular value", {NORM: "torch.linalg.matrix_norm(X, 2)"}, WIDE),

@@ -121,13 +121,11 @@ def spans(
 
 # ------------------------------------------------------------------------------- wrong answers
 
+BOUNDS = "bounds_q, bounds_k = cu_seq_q.tolist(), cu_seq_k.tolist()"
+SIZES, RESULT = "H, D = q.shape[1:]", "return torch.cat(results)"
 SOFTMAX = "scores.masked_fill(~visible, -torch.inf).softmax(-1)"
 K = "k.repeat_interleave(H // k.shape[1], dim=1)"
 V = "v.repeat_interleave(H // v.shape[1], dim=1)"
-
-
-def one_row(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
-    return varlen_attention(q, k, v, cu_seq_q[[0, -1]], cu_seq_k[[0, -1]])
 
 
 def by_place(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
@@ -141,23 +139,6 @@ def by_place(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor
     return torch.einsum("hnm,mhd->nhd", weights, v)
 
 
-def quiet(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
-    cu_seq_q, cu_seq_k = cu_seq_q.clone(), cu_seq_k.clone()
-    for bounds in (cu_seq_q, cu_seq_k):
-        bounds[1:-1] = (bounds[1:-1] - 1).clamp(min=0)
-    return varlen_attention(q, k, v, cu_seq_q, cu_seq_k)
-
-
-def without_empty(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
-    return varlen_attention(q, k, v, cu_seq_q.unique(), cu_seq_k.unique())
-
-
-def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
-    y = varlen_attention(q, k, v, cu_seq_q, cu_seq_k)
-    q.data /= q.shape[-1] ** 0.5
-    return y
-
-
 def heads_as_tokens(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
     """Each token mixes its heads, and no other token is read."""
     list(spans(q, k, cu_seq_q, cu_seq_k))
@@ -167,22 +148,19 @@ def heads_as_tokens(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def view(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
-    N, H, D = q.shape
-    y = varlen_attention(q.view(N, H * D).view(N, H, D), k, v, cu_seq_q, cu_seq_k)
-    return y.reshape(N, H, D)
-
-
 NAN = "its result is NaN, which the report says in words"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("one long sequence: tokens see the sequences before theirs", one_row, "three whole sequences"),
+    ("one long sequence: tokens see the sequences before theirs",
+     {BOUNDS: BOUNDS.replace(".to", "[[0, -1]].to")}, "three whole sequences"),
     ("the mask is aligned to the first key, not to the last",
      {".tril(S - T)": ".tril()"}, "fewer queries than keys, after a cache"),
     ("nothing hides the future within a sequence", {".tril(S - T)": ""}, "three whole sequences"),
     ("every inner bound is one too low: the last token belongs to the next sequence",
-     quiet, "three whole sequences"),
+     {BOUNDS: f"{BOUNDS}\n    for bounds in (bounds_q, bounds_k):\n"
+      "        bounds[1:-1] = [max(bound - 1, 0) for bound in bounds[1:-1]]"},
+     "three whole sequences"),
     ("the bounds of the queries are used for the keys too",
      {"q[a:b], k[c:d]": "q[a:b], k[a:b]",
       "weights, v[c:d]": "weights, v[a:b]",
@@ -211,7 +189,7 @@ WRONG = [
      {K: "k[:, :1].expand(-1, H, -1)", V: "v[:, :1].expand(-1, H, -1)"},
      "six query heads, two key heads"),
     ("empty sequences are taken out, and queries meet the keys of another sequence",
-     without_empty, "sequences of one token or none"),
+     {BOUNDS: BOUNDS.replace(".to", ".unique().to")}, "sequences of one token or none"),
     ("without a sequence there is nothing to put together",
      {"results = [q[:0]]": "results = []"}, "sequences of one token or none"),
     ("hidden scores of -10000, above the visible ones",
@@ -224,7 +202,8 @@ WRONG = [
       "q[a:b], k[c:d])": "q[a:b].float(), k[c:d].float())",
       "weights, v[c:d]": "weights, v[c:d].float()"},
      "float64, in another order in memory"),
-    ("a view of tensors that are not contiguous", view, "float64, in another order in memory"),
+    ("a view of tensors that are not contiguous",
+     {SIZES: f"N, {SIZES[:-4]}\n    q.view(N, H * D)"}, "float64, in another order in memory"),
     ("heads come before tokens in the result",
      {"torch.cat(results)": "torch.cat(results).transpose(0, 1)"}, "three whole sequences"),
     ("a sequence with more queries than keys is accepted",
@@ -244,7 +223,7 @@ WRONG = [
       "T > S": "False"},
      "bounds that do not fit"),
     ("heads are taken for tokens: SDPA wants them first", heads_as_tokens, "three whole sequences"),
-    ("q is scaled in place", scaled_in_place, "three whole sequences"),
+    ("q is scaled in place", {RESULT: f"q.data /= D**0.5\n    {RESULT}"}, "three whole sequences"),
     ("the weights are detached",
      {"weights, v[c:d]": "weights.detach(), v[c:d]"}, "gradients of q, k and v"),
 ]  # fmt: skip

@@ -74,15 +74,6 @@ def other_shapes(function: Any, x: Tensor, positions: Tensor) -> dict[str, Any]:
     }
 
 
-def checked(x: Tensor, positions: Tensor | None) -> Tensor:
-    """What is real, (B, T); ValueError for another shape."""
-    if positions is None:
-        return torch.ones(x.shape[:2], dtype=torch.bool)
-    if positions.shape != x.shape[:2]:
-        raise ValueError("shape")
-    return positions >= 0
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 LAST = "torch.where(positions >= 0, torch.arange(T), 0).amax(1)"
@@ -94,47 +85,18 @@ def last_state(x: Tensor, positions: Tensor | None = None) -> Tensor:
     return last_token(x, positions=positions)
 
 
-def no_default(x: Tensor, positions: Tensor) -> Tensor:
-    return last_state(x, positions)
-
-
-def in_place(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    states = last_state(x, positions).clone()
-    if positions is not None:
-        x.data[positions < 0] = 0.0
-    return states
-
-
-def by_nonzero(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    real = checked(x, positions)
-    return torch.stack([x[row, real[row].nonzero()[-1, 0]] for row in range(len(x))])
-
-
-def view(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    B, T, C = x.shape
-    last = checked(x, positions).mul(torch.arange(T)).amax(1)
-    return x.view(B * T, C)[torch.arange(B) * T + last]
-
-
-def rounded(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    return last_state(x.float(), positions).to(x.dtype)
-
-
-def left_out(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    checked(x, positions)
-    states = last_state(x, positions)
-    return states if positions is None else states[(positions >= 0).any(1)]
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the last column, whatever it holds",
      {f"return {TAKEN}": "return x[:, -1]"}, "padding on the right"),
     ("columns are numbered in 8 bits",
      {LAST: f"({LAST}).to(torch.int8).long()"}, "bfloat16, in another order in memory"),
-    ("float64 is rounded to float32", rounded, "no positions"),
+    ("float64 is rounded to float32",
+     {"x[:, -1]": "x[:, -1].float().to(x.dtype)", TAKEN: f"{TAKEN}.float().to(x.dtype)"},
+     "no positions"),
     ("a row of padding alone is left out of the result",
-     left_out, "NaN in the padding, and a row of padding alone"),
+     {TAKEN: f"{TAKEN}[(positions >= 0).any(1)]"},
+     "NaN in the padding, and a row of padding alone"),
     ("the largest position is taken for a column",
      {LAST: "positions.amax(1).clamp(0, T - 1)"}, "padding on the left"),
     ("the tokens are counted: right for padding on the right alone",
@@ -167,12 +129,18 @@ WRONG = [
      "NaN in the padding, and a row of padding alone",
      "its result is NaN, which the report says in words"),
     ("a row without a token is not expected",
-     by_nonzero, "NaN in the padding, and a row of padding alone"),
-    ("positions must be given", no_default, "no positions"),
+     {LAST: "torch.stack([row.nonzero()[-1, 0] for row in positions >= 0])"},
+     "NaN in the padding, and a row of padding alone"),
+    ("positions must be given",
+     {"positions: Tensor | None = None": "positions: Tensor"}, "no positions"),
     ("the result is float32",
      {TAKEN: "x[torch.arange(B), last].float()"}, "bfloat16, in another order in memory"),
-    ("a view of states that are not contiguous", view, "bfloat16, in another order in memory"),
-    ("the states of padding are overwritten in x itself", in_place, "padding on the right"),
+    ("a view of states that are not contiguous",
+     {TAKEN: "x.view(B * T, -1)[torch.arange(B) * T + last]"},
+     "bfloat16, in another order in memory"),
+    ("the states of padding are overwritten in x itself",
+     {f"return {TAKEN}": f"states = {TAKEN}\n    x.data[positions < 0] = 0.0\n    return states"},
+     "padding on the right"),
     ("only the number of positions is compared",
      {"positions.shape != (B, T)": "positions.numel() != B * T",
       LAST: LAST.replace("positions", "positions.reshape(B, T)")},

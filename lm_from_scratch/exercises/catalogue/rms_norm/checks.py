@@ -42,16 +42,6 @@ RESULT = "(precise * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight"
 WIDE = "precise = x if x.dtype == torch.float64 else x.float()"
 
 
-def view(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    rows = x.view(-1, x.shape[-1])
-    return rms_norm(rows, weight, eps).view(x.shape)
-
-
-def in_place(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    x.copy_(rms_norm(x, torch.ones_like(weight), eps))
-    return x * weight
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the mean is subtracted, as in LayerNorm",
@@ -94,8 +84,11 @@ WRONG = [
     ("float64 is computed in float32", {WIDE: "precise = x.float()"}, "float64 keeps its digits"),
     ("the root is detached",
      {"mean_square + eps": "mean_square.detach() + eps"}, "gradients of x and weight"),
-    ("a view of a tensor that is not contiguous", view, "four axes in another order in memory"),
-    ("written into x itself", in_place, "shape and values"),
+    ("a view of a tensor that is not contiguous",
+     {WIDE: f"x.view(-1, x.shape[-1])\n    {WIDE}"}, "four axes in another order in memory"),
+    ("written into x itself",
+     {f"return {RESULT}": f"x.copy_({RESULT.removesuffix(' * weight')})\n    return x * weight"},
+     "shape and values"),
     ("only for three axes", {"mean(-1,": "mean(2,"}, "one vector, an axis alone"),
 ]  # fmt: skip
 

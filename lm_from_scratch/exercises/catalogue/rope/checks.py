@@ -66,13 +66,6 @@ SPEEDS = "1.0 / theta ** (i / half)"
 WIDE = "wide = x if x.dtype == torch.float64 else x.float()"
 
 
-def view(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
-    rows = x.view(-1, *x.shape[-2:])[None]
-    return torch.cat(
-        [rope(rows[:, [i]], positions[i // x.shape[1]][None], theta) for i in range(rows.shape[1])]
-    ).view(x.shape)
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("neighbours 2i and 2i + 1 are the pairs, not i and i + D/2",
@@ -155,7 +148,9 @@ WRONG = [
      {HALVES: "wide.detach()[..., :half], wide.detach()[..., half:]"}, "the gradient of x"),
     ("written into x itself",
      {"return turned.to(x.dtype)": "return x.copy_(turned)"}, "positions 0, 1, 2, ..."),
-    ("a view of a tensor that is not contiguous", view, "heads and tokens transposed in memory"),
+    ("a view of a tensor that is not contiguous",
+     {"    half =": "    x.view(-1, *x.shape[-2:])\n    half ="},
+     "heads and tokens transposed in memory"),
 ]  # fmt: skip
 
 

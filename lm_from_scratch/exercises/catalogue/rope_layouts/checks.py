@@ -58,43 +58,24 @@ def shared_keys(g: Generator) -> Call:
     )
 
 
-def _checked(weight: Tensor, n_head: int) -> int:
-    if n_head < 1 or weight.shape[0] % (2 * n_head):
-        raise ValueError("no whole pairs")
-    return weight.shape[0] // n_head
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 SIZES, MOVED = "(n_head, 2, -1)", "heads.transpose(1, 2).flatten(0, 2)"
 CHECK = "if n_head < 1 or rows % (2 * n_head) != 0:"
 
 
-def columns(weight: Tensor, n_head: int) -> Tensor:
-    _checked(weight, n_head)
-    if weight.dim() == 1:
-        return to_interleaved(weight, n_head)
-    return torch.cat([weight[:, 0::2], weight[:, 1::2]], dim=1)
-
-
-def in_place(weight: Tensor, n_head: int) -> Tensor:
-    return weight.copy_(to_interleaved(weight, n_head))
-
-
 ONE, BIAS, WEIGHT = "one head, in bfloat16", "a bias of numbered rows", "a weight of numbered rows"
 SCORES, SIZE = "attention scores, fewer key heads", "what is no head of whole pairs"
-
-
-def columns_too(weight: Tensor, n_head: int) -> Tensor:
-    moved = to_interleaved(weight, n_head)
-    square = weight.dim() == 2 and weight.shape[0] == weight.shape[1]
-    return to_interleaved(moved.mT, n_head).mT if square else moved
 
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the other direction, from interleaved to half-split", {SIZES: "(n_head, -1, 2)"}, BIAS),
-    ("the columns of a square matrix move as well", columns_too, ONE),
+    ("the columns of a square matrix move as well",
+     {f"return {MOVED}": f"moved = {MOVED}\n    if weight.shape[:1] == weight.shape[1:]:\n"
+      f"        heads = moved.mT.unflatten(0, {SIZES})\n        moved = {MOVED}.mT\n"
+      "    return moved"},
+     ONE),
     ("all rows are taken for one head", {SIZES: "(1, 2, -1)"}, BIAS),
     ("a bias is left as it is",
      {"    heads = weight": "    if weight.dim() == 1:\n        return weight\n    heads = weight"},
@@ -103,7 +84,10 @@ WRONG = [
      {f"weight.unflatten(0, {SIZES})": "weight.reshape(n_head, 2, -1, weight.shape[1])"}, BIAS),
     ("the last two axes change places, which is right for a bias only",
      {"transpose(1, 2)": "transpose(-1, -2)"}, WEIGHT),
-    ("the columns are moved, not the rows", columns, WEIGHT),
+    ("the columns are moved, not the rows",
+     {f"return {MOVED}": "if weight.dim() > 1:\n"
+      f"        return torch.cat([weight[:, 0::2], weight[:, 1::2]], dim=1)\n    return {MOVED}"},
+     WEIGHT),
     ("heads and halves change places", {"transpose(1, 2)": "transpose(0, 1)"}, BIAS),
     ("nothing is moved", {MOVED: "heads.flatten(0, 2)"}, BIAS),
     ("the second half comes first in each pair",
@@ -129,7 +113,7 @@ WRONG = [
     ("n_head=0 is not refused by ValueError", {"n_head < 1 or ": ""}, SIZE),
     ("nothing is refused by ValueError", {CHECK: "if False:"}, SIZE),
     ("the rows are detached", {MOVED: f"{MOVED}.detach()"}, "the gradient of the weight"),
-    ("written into the weight itself", in_place, BIAS),
+    ("written into the weight itself", {MOVED: f"weight.copy_({MOVED})"}, BIAS),
 ]  # fmt: skip
 
 

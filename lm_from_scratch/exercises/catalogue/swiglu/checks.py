@@ -57,15 +57,6 @@ def double(g: Generator) -> Call:
 SILU, PRODUCT = "z * torch.sigmoid(z)", "(passed * (x @ up.T)) @ down.T"
 
 
-def view(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    rows = x.view(-1, x.shape[-1])
-    return gated_mlp(rows, gate, up, down).view(x.shape)
-
-
-def in_place(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    return x.copy_(gated_mlp(x, gate, up, down))
-
-
 PLAIN, SQUARE, LARGE = "three maps and a gate", "as wide as the state, I = C", "a large gate"
 AXES = "four axes and weights in another order in memory"
 HALF, DOUBLE, GRADIENT = "bfloat16", "float64 keeps its digits", "gradients of all arguments"
@@ -112,10 +103,13 @@ WRONG = [
       PRODUCT: "(passed.to(x.dtype) * (x @ up.T)) @ down.T"},
      DOUBLE),
     ("only for three axes", {"z = x": "b, t, c = x.shape\n    z = x"}, AXES),
-    ("a view of a tensor that is not contiguous", view, AXES),
+    ("a view of a tensor that is not contiguous",
+     {"    z =": "    x.view(-1, x.shape[-1])\n    z ="}, AXES),
     ("the gate is detached", {SILU: "(z * torch.sigmoid(z)).detach()"}, GRADIENT),
     ("the sigmoid is detached", {SILU: "z * torch.sigmoid(z).detach()"}, GRADIENT),
-    ("written into x itself", in_place, PLAIN),
+    ("written into x itself",
+     {"return (passed * (x @ up.T)) @ down.T": "return x.copy_((passed * (x @ up.T)) @ down.T)"},
+     PLAIN),
 ]  # fmt: skip
 
 

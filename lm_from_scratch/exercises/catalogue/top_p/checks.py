@@ -107,42 +107,15 @@ def off(g: Generator) -> Call:
     return call(logits, top_k=3)
 
 
-def above_zero(top_p: float) -> None:
-    if top_p <= 0.0:
-        raise ValueError(top_p)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 CHECK = 'if top_p <= 0.0:\n        raise ValueError(f"top_p is {top_p}, and must be above 0")'
+GIVEN = {CHECK: f"given = logits\n    {CHECK}"}
 BEFORE = "before >= top_p"
 SUM = "probability.cumsum(dim=1) - probability"
 SCATTER = "removed.scatter(1, order, before >= top_p)"
 K_FILL = "logits.masked_fill(logits < smallest, -math.inf)"
 P_FILL = "logits.masked_fill(removed, -math.inf)"
-
-
-def old_probabilities(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    apart = cut_tail(logits, top_k=top_k) > -math.inf
-    return cut_tail(logits, top_p=top_p).masked_fill(~apart, -math.inf)
-
-
-def plain_exp(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    above_zero(top_p)
-    logits = cut_tail(logits, top_k=top_k)
-    if top_p == 1.0:
-        return logits
-    ordered, order = logits.float().sort(dim=-1, descending=True)
-    probability = ordered.exp() / ordered.exp().sum(dim=-1, keepdim=True)
-    before = probability.cumsum(dim=-1) - probability
-    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
-    return logits.masked_fill(removed, -math.inf)
-
-
-def in_place(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    cut = cut_tail(logits, top_k, top_p)
-    logits[cut == -math.inf] = -math.inf
-    return logits
 
 
 K, P, ROWS = "top-k alone", "top-p alone, one row", "rows that differ, sharp and flat"
@@ -171,7 +144,8 @@ WRONG = [
           "logits.masked_fill(logits < logits.masked_fill(removed, math.inf)"
           ".amin(-1, keepdim=True), -math.inf)"},
      BORDER),
-    ("top-p counts with the tokens that top-k has cut", old_probabilities, BOTH),
+    ("top-p counts with the tokens that top-k has cut",
+     GIVEN | {"ordered, order = logits": "ordered, order = given"}, BOTH),
     ("the mask is gathered by the order, not scattered",
      {SCATTER: "(before >= top_p).gather(-1, order)"}, P),
     ("sorted from the least likely", {"descending=True": "descending=False"}, P),
@@ -211,12 +185,14 @@ WRONG = [
     ("a top_p of 0 cuts every token", {CHECK: ""}, TINY),
     ("always at least two tokens",
      {BEFORE: "(before >= top_p) & (torch.arange(logits.shape[1]) > 1)"}, TINY),
-    ("exp without the maximum subtracted", plain_exp, EXTREME),
+    ("exp without the maximum subtracted",
+     {"ordered.softmax(dim=1)": "ordered.exp() / ordered.exp().sum(dim=1, keepdim=True)"}, EXTREME),
     ("top-p cuts at 1.0, where it should be off", {"if top_p < 1.0": "if top_p <= 1.0"}, OFF),
     ("the sums are in half precision", {"logits.float()": "logits"}, HALF),
     ("the result is float32", {"    return logits\n": "    return logits.float()\n"}, HALF),
     ("a k of 0 keeps one token", {"if top_k:": "top_k = max(top_k, 1)\n    if top_k:"}, P),
-    ("written into the caller's logits", in_place, K),
+    ("written into the caller's logits",
+     GIVEN | {"return logits": "given[logits == -math.inf] = -math.inf\n    return logits"}, K),
 ]  # fmt: skip
 
 

@@ -108,14 +108,6 @@ COLUMNS_T = "torch.arange(query_positions.shape[1])[None, None, :, None]"
 COLUMNS_S = "torch.arange(key_positions.shape[1])[None, None, None, :]"
 
 
-def marks_padding(
-    query_positions: Tensor, key_positions: Tensor, window: Any = None, *documents: Any
-) -> Tensor:
-    mask = reference(query_positions, key_positions, window, *documents)
-    key_positions[key_positions < 0] = 10**6
-    return mask
-
-
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("a window of W + 1 keys: the query's own is not counted",
@@ -201,7 +193,8 @@ WRONG = [
     ("only a window of 0 is refused",
      {"window < 1": "window == 0"}, "a window of 1, and those below it"),
     ("padding is marked in the positions of the caller",
-     marks_padding, "left padding, another number in each row"),
+     {"return mask": "key_positions[key_positions < 0] = 10**6\n    return mask"},
+     "left padding, another number in each row"),
 ]  # fmt: skip
 
 
