@@ -3,20 +3,9 @@
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    ORANGE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    printable,
-    span,
-    tint,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, RED, tint
+from lm_from_scratch.drawings.labels import printable, span
 
 
 def learned_parts(pieces: Sequence[str], parts: Sequence[str], counts: Sequence[bool]) -> Drawing:

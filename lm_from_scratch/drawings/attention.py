@@ -3,18 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    INK,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    minus,
-    printable,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, INK, RED
+from lm_from_scratch.drawings.labels import minus, printable
 
 
 def online_softmax_frames(

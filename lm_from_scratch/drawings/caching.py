@@ -3,25 +3,10 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    minus,
-    printable,
-    slides,
-    span,
-    word,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid, slides
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, RED
 from lm_from_scratch.drawings.gpt2 import MARKED
+from lm_from_scratch.drawings.labels import minus, printable, span, word
 
 
 def cache_filling(pieces: Sequence[str], prompt: int, first: int = 3) -> Drawing:

@@ -1,8 +1,6 @@
 """A sheet for drawings of how things work, as SVG and HTML, and a grid of cells to stand on it.
 
-Ink is the colour of the text around a drawing. Other colours are those of Okabe and Ito, which
-readers with any colour vision can tell apart, as tints that hold on white and on black. A drawing
-is at most 343 units wide, so that a phone shows it at its natural size.
+A drawing is at most 343 units wide, so that a phone shows it at its natural size.
 """
 
 import hashlib
@@ -10,16 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-#: Blue, orange, green, vermilion, purple, sky blue, yellow, black.
-COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
-)  # fmt: skip
+from lm_from_scratch.drawings.colours import BLUE, INK, ORANGE
 
-#: For what is not data: guides and lines that connect, and areas where nothing is.
-GREY, LIGHT_GREY = "#767676", "#E4E4E4"
-
-INK = "currentColor"
-BLUE, ORANGE, GREEN, RED, PURPLE = COLOURS[:5]
 FONT = "system-ui, 'DejaVu Sans', sans-serif"
 WIDTH = 343
 
@@ -217,51 +207,6 @@ class Grid:
         """The name of a row, at its left."""
         y = self.middle(row, 0)[1]
         self.canvas.text(self.left - away, y, text, size, "end", bold=bold, opacity=opacity)
-
-
-def tint(colour: str, opacity: float) -> str:
-    """A colour as "#0072b2" that lets what is behind it through, for a style."""
-    r, g, b = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
-    return f"rgba({r}, {g}, {b}, {opacity:g})"
-
-
-def span(text: str, style: str, tag: str = "span") -> str:
-    """A text in a style, for a drawing of words."""
-    return f'<{tag} style="{style}">{escape(text)}</{tag}>'
-
-
-def token_boxes(pieces: Sequence[str], tints: Sequence[str], numbers: Sequence[int] = ()) -> str:
-    """The pieces of a text in boxes of their tints, each above its number."""
-    style = (
-        "display: inline-block; margin: 0 2px 4px 0; padding: 1px 3px; border-radius: 4px; "
-        "text-align: center; white-space: pre; background: "
-    )
-    below = [f"<br><small>{number}</small>" for number in numbers] or [""] * len(pieces)
-    boxes = (
-        f'<span style="{style}{ground}">{escape(printable(piece))}{number}</span>'
-        for piece, ground, number in zip(pieces, tints, below, strict=True)
-    )
-    return f'<div class="diagram tokens">{"".join(boxes)}</div>'
-
-
-def printable(piece: str) -> str:
-    """A token as a label: blanks and line ends made visible, undecodable bytes as a box."""
-    return piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\ufffd", "▯")
-
-
-def word(piece: str) -> str:
-    """A token as a label, without the blank before it."""
-    return printable(piece.removeprefix(" ") or piece)
-
-
-def minus(number: object) -> str:
-    """A number, or one that is written out, with a minus sign as wide as a plus."""
-    return str(number).replace("-", "−")
-
-
-def span_of(numbers: range) -> str:
-    """ "4–7", or "4" for one number."""
-    return f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
 def slides(name: str, frames: Sequence[Drawing], labels: Sequence[str], first: int = 0) -> Drawing:

@@ -3,18 +3,9 @@
 from collections.abc import Sequence
 from html import escape
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    INK,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    printable,
-    span,
-    tint,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, INK, tint
+from lm_from_scratch.drawings.labels import printable, span
 
 
 def padded_rows(rows: Sequence[Sequence[str]], pad: str, read: Sequence[int]) -> Drawing:

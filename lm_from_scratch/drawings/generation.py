@@ -6,21 +6,9 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    ORANGE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    printable,
-    span,
-    tint,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, RED, tint
+from lm_from_scratch.drawings.labels import printable, span
 
 
 def beam_tree(

@@ -3,22 +3,9 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    printable,
-    span,
-    tint,
-    token_boxes,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, PURPLE, tint
+from lm_from_scratch.drawings.labels import printable, span, token_boxes
 
 #: What a reader should look at in a text.
 MARKED = f"background: {tint(ORANGE, 0.3)}; border-bottom: 2px solid {ORANGE}"

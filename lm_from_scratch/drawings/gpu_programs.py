@@ -3,20 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    minus,
-    slides,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid, slides
+from lm_from_scratch.drawings.colours import BLUE, GREEN, INK, ORANGE, PURPLE, RED
+from lm_from_scratch.drawings.labels import minus
 
 
 def colour_of(program: int) -> str:

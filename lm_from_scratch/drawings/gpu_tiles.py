@@ -2,21 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    ORANGE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    slides,
-    span_of,
-    word,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid, slides
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, RED
+from lm_from_scratch.drawings.labels import span_of, word
 
 
 def tile_steps(

@@ -4,20 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    minus,
-    printable,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, GREEN, INK, ORANGE, PURPLE, RED
+from lm_from_scratch.drawings.labels import minus, printable
 
 
 def valley(paths: Mapping[str, Sequence[Sequence[float]]], steepness: float) -> Drawing:

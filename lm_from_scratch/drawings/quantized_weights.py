@@ -4,19 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    minus,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, PURPLE, RED
+from lm_from_scratch.drawings.labels import minus
 
 
 def rounding(rows: Mapping[str, tuple[Sequence[float], float, int]]) -> Drawing:

@@ -4,17 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    INK,
-    ORANGE,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    printable,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, INK, ORANGE
+from lm_from_scratch.drawings.labels import printable
 
 
 class _Clock:

@@ -3,21 +3,9 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    ORANGE,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    printable,
-    span,
-    tint,
-    word,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, tint
+from lm_from_scratch.drawings.labels import printable, span, word
 
 
 def softmax_budget(words: Sequence[str], scores: Sequence[float], sink: float) -> Drawing:

@@ -6,21 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    INK,
-    ORANGE,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    minus,
-    printable,
-    tint,
-    token_boxes,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, tint
+from lm_from_scratch.drawings.labels import minus, printable, token_boxes
 
 
 def visited_experts(pieces: Sequence[str], experts: Sequence[int]) -> Drawing:

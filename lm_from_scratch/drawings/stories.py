@@ -3,16 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    ORANGE,
-    RED,
-    WIDTH,
-    Canvas,
-    Drawing,
-    Grid,
-    printable,
-)
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
+from lm_from_scratch.drawings.colours import BLUE, ORANGE, RED
+from lm_from_scratch.drawings.labels import printable
 
 
 def nan_spreads(

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lm_from_scratch.attention.masks import positions_from_mask
-from lm_from_scratch.drawings.canvas import COLOURS, LIGHT_GREY, printable
-from lm_from_scratch.drawings.canvas import GREY as GREY  # pages take it from here
+from lm_from_scratch.drawings.colours import COLOURS, LIGHT_GREY
+from lm_from_scratch.drawings.colours import GREY as GREY  # pages take it from here
+from lm_from_scratch.drawings.labels import printable
 from lm_from_scratch.instruments.record import record_attention
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating

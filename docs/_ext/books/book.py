@@ -33,7 +33,8 @@ from sphinx.util import logging
 from sphinx_gallery._doctree_links import CodeLinksTransform
 
 from books import drawings
-from lm_from_scratch.drawings.canvas import BLUE, Canvas
+from lm_from_scratch.drawings.canvas import Canvas
+from lm_from_scratch.drawings.colours import BLUE
 
 logger = logging.getLogger(__name__)
 

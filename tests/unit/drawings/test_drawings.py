@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawings import bars, crossed_out, flaws, marks, parsed, texts
+from svg import bars, crossed_out, flaws, marks, parsed, texts
 
 from lm_from_scratch import drawings
 from lm_from_scratch.cache.growing import GrowingCache
@@ -33,14 +33,8 @@ from lm_from_scratch.drawings import (
     since_qwen2_models,
     stories,
 )
-from lm_from_scratch.drawings.canvas import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    Canvas,
-    Drawing,
-    slides,
-)
+from lm_from_scratch.drawings.canvas import Canvas, Drawing, slides
+from lm_from_scratch.drawings.colours import BLUE, GREEN, ORANGE
 from lm_from_scratch.layers.delta_rule import recurrent_delta_rule
 
 INF = float("inf")

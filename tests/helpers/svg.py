@@ -8,7 +8,8 @@ from functools import cache
 from itertools import combinations
 from xml.etree import ElementTree
 
-from lm_from_scratch.drawings.canvas import COLOURS, GREY, Drawing
+from lm_from_scratch.drawings.canvas import Drawing
+from lm_from_scratch.drawings.colours import COLOURS, GREY
 
 SVG = "{http://www.w3.org/2000/svg}"
 PHONE = 343
