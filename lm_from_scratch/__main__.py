@@ -86,12 +86,12 @@ def main(argv: list[str] | None = None) -> int:
         if not error.name or error.name.startswith(__package__):
             raise
         here = f"error: this Python, {sys.executable}, has no {error.name}"
-        return said(f"{here}: activate the environment that make install has made, .venv", 2)
+        return exit_with(f"{here}: activate the environment that make install has made, .venv", 2)
     except (ValueError, FloatingPointError, OSError) as error:
-        return said(f"error: {reason(error)}", 2)
+        return exit_with(f"error: {reason(error)}", 2)
     except KeyboardInterrupt as error:
         number = error.args[0] if isinstance(error, signals.Ended) else signal.SIGINT
-        return said(signals.ending(number), 128 + number)
+        return exit_with(signals.ending(number), 128 + number)
 
 
 def options_of(args: argparse.Namespace) -> Any:
@@ -121,7 +121,7 @@ def throw_away_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def said(line: str, code: int) -> int:
+def exit_with(line: str, code: int) -> int:
     """The exit code, after a last line; the terminal may be gone."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)

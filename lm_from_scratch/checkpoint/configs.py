@@ -182,8 +182,8 @@ def decoder_config_to_dict(config: Qwen2Config, model_type: str) -> dict[str, An
             f"block_size={config.block_size}: transformers would take the latter for it"
         )
     for name, value in dialect.silent.items():
-        if (said := values.pop(name)) != value:
-            raise ValueError(f"{name}={said} cannot be written: in a {model_type} it is {value}")
+        if (stored := values.pop(name)) != value:
+            raise ValueError(f"{name}={stored} cannot be written: in a {model_type} it is {value}")
     rope = scaling_to_dict(config.rope_theta, scaling)
     if dialect.partial:
         rope["partial_rotary_factor"] = values.pop("partial_rotary_factor")

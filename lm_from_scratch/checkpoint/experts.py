@@ -35,8 +35,8 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result: dict[str, Tensor] = {}
     layers: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        if found := ONE.match(name):
-            layers[found[1]][f"{found[2]}.{found[3]}"] = tensor
+        if match := ONE.match(name):
+            layers[match[1]][f"{match[2]}.{match[3]}"] = tensor
         else:
             result[name] = tensor
     for layer, maps in layers.items():
@@ -69,13 +69,13 @@ def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same weights with each expert by itself, as they are published: views, no copies."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        found = ALL.match(name)
-        if not found:
+        match = ALL.match(name)
+        if not match:
             result[name] = tensor
             continue
         for e, one in enumerate(tensor):
-            parts = [one] if found[2] == "down_proj" else one.chunk(2)
-            maps = ["down_proj"] if found[2] == "down_proj" else ["gate_proj", "up_proj"]
+            parts = [one] if match[2] == "down_proj" else one.chunk(2)
+            maps = ["down_proj"] if match[2] == "down_proj" else ["gate_proj", "up_proj"]
             for m, part in zip(maps, parts, strict=True):
-                result[f"{found[1]}.{e}.{m}.weight"] = part
+                result[f"{match[1]}.{e}.{m}.weight"] = part
     return result

@@ -89,11 +89,11 @@ def layer_kinds(config: Config) -> list[str]:
 def rotations(config: Config) -> dict[str, Config]:
     """The numbers of each rotation, by the kind of layer that it is for; a single one has none."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    found: dict[str, Config] = {}
+    tables: dict[str, Config] = {}
     if isinstance(rope, Mapping):
         inner = {str(k): v for k, v in rope.items() if isinstance(v, Mapping)}
-        found = inner or {"": rope}
-    return found
+        tables = inner or {"": rope}
+    return tables
 
 
 def _grouped(config: Config) -> Said | None:
@@ -129,10 +129,10 @@ def _experts(config: Config) -> Said | None:
 def _shared(config: Config) -> Said | None:
     if not _experts(config):
         return None
-    if found := number(config, *SHARED):
-        return f"{found[0]} for every token", (found[1],)
-    found = number(config, *SHARED_WIDTHS)
-    return (f"one, {found[0]} wide", (found[1],)) if found else None
+    if entry := number(config, *SHARED):
+        return f"{entry[0]} for every token", (entry[1],)
+    entry = number(config, *SHARED_WIDTHS)
+    return (f"one, {entry[0]} wide", (entry[1],)) if entry else None
 
 
 def _sigmoid(config: Config) -> Said | None:
@@ -186,7 +186,7 @@ def _unrotated(config: Config) -> Said | None:
 
 
 def _thetas(config: Config) -> Said | None:
-    found = {
+    tables = {
         k: r["rope_theta"]
         for k, r in rotations(config).items()
         if isinstance(r.get("rope_theta"), int | float)
@@ -194,13 +194,13 @@ def _thetas(config: Config) -> Said | None:
     key = "rope_parameters"
     listed = config.get("layer_rope_theta")
     if isinstance(listed, list):
-        found, key = (
+        tables, key = (
             {str(i): t for i, t in enumerate(listed) if isinstance(t, int | float)},
             "layer_rope_theta",
         )
     elif local := config.get("rope_local_base_freq"):
-        found, key = {"": config.get("rope_theta", 0), "local": local}, "rope_local_base_freq"
-    thetas = sorted(set(found.values()))
+        tables, key = {"": config.get("rope_theta", 0), "local": local}, "rope_local_base_freq"
+    thetas = sorted(set(tables.values()))
     if len(thetas) < 2:
         return None
     return f"theta {' and '.join(f'{t:,.0f}' for t in thetas)}", (key,)
@@ -238,26 +238,26 @@ def _state_space(config: Config) -> Said | None:
 
 def _sparse(config: Config) -> Said | None:
     keys = "index_topk", "index_topk_blocks", "indexer_budget"
-    found = number(config, *keys)
+    entry = number(config, *keys)
     return (
-        (f"{found[0]} {'blocks' if 'blocks' in found[1] else 'keys'} for each query", (found[1],))
-        if found
+        (f"{entry[0]} {'blocks' if 'blocks' in entry[1] else 'keys'} for each query", (entry[1],))
+        if entry
         else None
     )
 
 
 def _several(config: Config) -> Said | None:
-    found = number(config, *NEXT)
+    entry = number(config, *NEXT)
     return (
-        (f"{found[0]} more token{'s' if found[0] > 1 else ''} for training", (found[1],))
-        if found
+        (f"{entry[0]} more token{'s' if entry[0] > 1 else ''} for training", (entry[1],))
+        if entry
         else None
     )
 
 
 def _capped(config: Config) -> Said | None:
-    found = {k: config[k] for k in CAPS if isinstance(config.get(k), int | float) and config[k]}
-    return (", ".join(f"{c:g}" for c in found.values()), tuple(found)) if found else None
+    caps = {k: config[k] for k in CAPS if isinstance(config.get(k), int | float) and config[k]}
+    return (", ".join(f"{c:g}" for c in caps.values()), tuple(caps)) if caps else None
 
 
 def _switch(text: str, *keys: str) -> Callable[[Config], Said | None]:
@@ -368,8 +368,8 @@ def complete(config: Config) -> tuple[dict[str, Any], Family | None]:
 def _lines(config: Config, family: Family | None) -> Iterator[Line]:
     code = family.code if family else {}
     for name, idea in IDEAS.items():
-        if said := idea.read(config):
-            yield Line(name, *said)
+        if value := idea.read(config):
+            yield Line(name, *value)
         elif name in code and not any(config.get(key) is False for key in OFF.get(name, ())):
             yield Line(name, code[name], ())
 
@@ -377,8 +377,8 @@ def _lines(config: Config, family: Family | None) -> Iterator[Line]:
 def counts(names: Iterable[str] | None = None) -> dict[str, int]:
     """How many of the families use each idea, by their default configs."""
     chosen = list(families()) if names is None else list(names)
-    found = [line.name for name in chosen for line in describe({"model_type": name})]
-    return {name: found.count(name) for name in IDEAS}
+    names = [line.name for name in chosen for line in describe({"model_type": name})]
+    return {name: names.count(name) for name in IDEAS}
 
 
 def cached_numbers(config: Config, tokens: int) -> int:
@@ -399,9 +399,9 @@ def cached_numbers(config: Config, tokens: int) -> int:
     kinds = layer_kinds(config)
     if not kinds:
         kinds = ["sliding_attention" if _window(config) else "full_attention"] * layers[0]
-    kept = {kind: min(tokens, window[0]) for kind in LOCAL} if window else {}
-    kept |= dict.fromkeys(RECURRENT, 0)
-    return sum(each * kept.get(kind, tokens) for kind in kinds)
+    lengths = {kind: min(tokens, window[0]) for kind in LOCAL} if window else {}
+    lengths |= dict.fromkeys(RECURRENT, 0)
+    return sum(each * lengths.get(kind, tokens) for kind in kinds)
 
 
 def states(config: Config) -> int:

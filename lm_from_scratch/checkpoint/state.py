@@ -32,7 +32,7 @@ from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
 
 #: What differs between two recipes, where the numbers say nothing to a reader.
-SAID = {
+DIFFERENCES = {
     "text": "the text, or its tokenizer, has changed since this run began",
     "reference": "the model that it is compared with has changed since this run began",
 }
@@ -97,7 +97,7 @@ def finish_checkpoint(temporary: Path, target: Path, recipe: Mapping[str, Any], 
     record = {"step": step, "recipe": recipe, "sha256": digests}
     write_json(temporary / "training.json", record)
     replace_folder(temporary, target)
-    older = [found for found in checkpoints(target.parent) if found.name < target.name]
+    older = [path for path in checkpoints(target.parent) if path.name < target.name]
     for old in (*older[:-1], *target.parent.glob(".step-*")):  # what a killed run left
         shutil.rmtree(old, ignore_errors=True)
 
@@ -125,11 +125,11 @@ def read_shares(tensors: dict[str, Tensor], folder: Path, digests: Mapping[str, 
                 pass
         except SafetensorError as error:
             raise Damaged(f"{file} is damaged or incomplete: {error}") from error
-    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    if wrong := sorted(set(found) ^ set(tensors))[:3]:
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    if wrong := sorted(set(metadata) ^ set(tensors))[:3]:
         raise ValueError(f"{folder} does not fit the model and its optimizer: {wrong}")
     for name, tensor in tensors.items():
-        stored: Any = found[name]
+        stored: Any = metadata[name]
         complete = sum(c.sizes.numel() for c in stored.chunks) == stored.size.numel()
         if stored.size != tensor.shape or not complete:
             raise ValueError(
@@ -146,14 +146,14 @@ def read_shares(tensors: dict[str, Tensor], folder: Path, digests: Mapping[str, 
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The complete checkpoints of a run, the newest last."""
-    found = Path(folder).glob("step-*")
-    return sorted(p for p in found if re.fullmatch(r"step-\d{8}", p.name) and p.is_dir())
+    paths = Path(folder).glob("step-*")
+    return sorted(p for p in paths if re.fullmatch(r"step-\d{8}", p.name) and p.is_dir())
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint of a run, or ``None``."""
-    found = checkpoints(folder)
-    return found[-1] if found else None
+    paths = checkpoints(folder)
+    return paths[-1] if paths else None
 
 
 def load_training_state(
@@ -201,4 +201,4 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         parts = (_difference(key, theirs.get(key), ours.get(key)) for key in {**theirs, **ours})
         return next((part for part in parts if part), "")
-    return "" if theirs == ours else SAID.get(name, f"{name} was {theirs}, now it is {ours}")
+    return "" if theirs == ours else DIFFERENCES.get(name, f"{name} was {theirs}, now it is {ours}")

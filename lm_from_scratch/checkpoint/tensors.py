@@ -56,8 +56,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         for name, tensor in read_file(folder / file).items():
             if name in tensors:
                 raise ValueError(f"{folder / file} holds {shown(name)}, as another shard does")
-            if (said := weight_map.get(name, file)) != file:
-                raise ValueError(f"{index} places {shown(name)} in {said}, but {file} holds it")
+            if (place := weight_map.get(name, file)) != file:
+                raise ValueError(f"{index} places {shown(name)} in {place}, but {file} holds it")
             tensors[name] = tensor
     if missing := [name for name in weight_map if name not in tensors]:
         raise ValueError(f"{index} names {shown(missing[0])}, which no shard holds")
@@ -86,11 +86,11 @@ def to_one_dtype(tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> 
         for name, tensor in tensors.items()
         if PRECISE.search(name)
     }
-    found = {tensor.dtype for name, tensor in tensors.items() if name not in precise}
-    if len(found) < 2 or not found <= DTYPES:
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name not in precise}
+    if len(dtypes) < 2 or not dtypes <= DTYPES:
         return {**tensors, **precise}
     named = f"torch.{contents.get('dtype') or contents.get('torch_dtype')}"
-    dtype = next((d for d in DTYPES if str(d) == named), reduce(torch.promote_types, found))
+    dtype = next((d for d in DTYPES if str(d) == named), reduce(torch.promote_types, dtypes))
     return {name: precise.get(name, tensor.to(dtype)) for name, tensor in tensors.items()}
 
 

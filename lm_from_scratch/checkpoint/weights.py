@@ -305,14 +305,14 @@ def without_mtp(
     return {
         name: tensor
         for name, tensor in tensors.items()
-        if not MTP.search(name) and not ((found := LAYER.search(name)) and found[1] in beside)
+        if not MTP.search(name) and not ((match := LAYER.search(name)) and match[1] in beside)
     }
 
 
 def check_sizes(config: Config, tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Raises ``ValueError`` for a config of more layers than the weights have, or of another
     embedding: what would take long to build before the shapes of all tensors are compared."""
-    layers = {found[1] for name in tensors if (found := LAYER.search(name))}
+    layers = {match[1] for name in tensors if (match := LAYER.search(name))}
     if config.n_layer > len(layers):
         raise ValueError(
             f"{folder} does not fit the model: n_layer={config.n_layer} in config.json, but the "
@@ -369,13 +369,13 @@ def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wh
     problems = [f"missing {name}" for name in wanted if name not in loaded]
     problems += [f"unexpected {name}" for name in loaded if name not in wanted]
     for name in [name for name in wanted if name in loaded]:
-        found, want = loaded[name], wanted[name]
-        if found.shape != want.shape:
-            problems.append(f"{name} has shape {tuple(found.shape)}, not {tuple(want.shape)}")
-        if not want.is_floating_point() and found.dtype != want.dtype:
-            problems.append(f"{name} is {found.dtype}, not {want.dtype}")
-        numbers = name.endswith((".scale", ".zero")) and found.dtype in DTYPES
-        if numbers and not found.isfinite().all():
+        tensor, want = loaded[name], wanted[name]
+        if tensor.shape != want.shape:
+            problems.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(want.shape)}")
+        if not want.is_floating_point() and tensor.dtype != want.dtype:
+            problems.append(f"{name} is {tensor.dtype}, not {want.dtype}")
+        numbers = name.endswith((".scale", ".zero")) and tensor.dtype in DTYPES
+        if numbers and not tensor.isfinite().all():
             problems.append(f"{name} has numbers that are not finite")
     codes = {name for name, tensor in wanted.items() if not tensor.is_floating_point()}
     others = [name for name in loaded if name not in codes and not PRECISE.search(name)]

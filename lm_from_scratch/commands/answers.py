@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lm_from_scratch.checkpoint.published import Published, end_tokens
-from lm_from_scratch.commands.prepared import (
-    Prepared,
+from lm_from_scratch.commands.setups import (
+    Setup,
     model_of,
     refuse_other_text,
     tokenizer_for,
@@ -50,7 +50,7 @@ T = TypeVar("T")
 Row = Mapping[str, Any]
 
 
-def instructions(out: Path, options: TrainOptions, way: Sft, group: Processes) -> Prepared:
+def instructions(out: Path, options: TrainOptions, way: Sft, group: Processes) -> Setup:
     """A model that learns answers from a file of examples."""
     tokenizer, model, published = tokenizer_and_model(out, options, group)
 
@@ -68,12 +68,12 @@ def instructions(out: Path, options: TrainOptions, way: Sft, group: Processes) -
         held_out = AnswerBatches(sides[1], tokenizer, **sizes)
     published = ending_turns(model, tokenizer, published, sides[0])
     refuse_other_text(out, batches.key)
-    said = f"{len(sides[0])} answers to learn from, {len(sides[1])} held out"
+    summary = f"{len(sides[0])} answers to learn from, {len(sides[1])} held out"
     evaluated, ask = list(held_out.each_once()), asking(rows[0])
-    return Prepared(tokenizer, model, published, batches, evaluated, said, ask=ask)
+    return Setup(tokenizer, model, published, batches, evaluated, summary, ask=ask)
 
 
-def preferences(out: Path, options: TrainOptions, way: Dpo, group: Processes) -> Prepared:
+def preferences(out: Path, options: TrainOptions, way: Dpo, group: Processes) -> Setup:
     """A model that learns from pairs of answers; its reference is the model of ``--from``."""
     tokenizer, model, published = tokenizer_and_model(out, options, group)
 
@@ -98,14 +98,14 @@ def preferences(out: Path, options: TrainOptions, way: Dpo, group: Processes) ->
         won = preferred(trained, held_out)
         return f"of {len(sides[1])} held-out pairs, {won} are judged as the file judges them"
 
-    said = f"{len(sides[0])} pairs to learn from, {len(sides[1])} held out"
+    summary = f"{len(sides[0])} pairs to learn from, {len(sides[1])} held out"
     evaluated, ask = list(held_out.each_once()), asking(rows[0])
-    return Prepared(
-        tokenizer, model, published, batches, evaluated, said, batches.loss, result, ask
+    return Setup(
+        tokenizer, model, published, batches, evaluated, summary, batches.loss, result, ask
     )
 
 
-def rewards(out: Path, options: TrainOptions, way: Grpo, group: Processes) -> Prepared:
+def rewards(out: Path, options: TrainOptions, way: Grpo, group: Processes) -> Setup:
     """A model that learns from the rewards of its own answers."""
     tokenizer, model, published = tokenizer_and_model(out, options, group)
     asked: list[Question] = []
@@ -153,8 +153,8 @@ def rewards(out: Path, options: TrainOptions, way: Grpo, group: Processes) -> Pr
             f"{before:.3f} before, {after:.3f} after"
         )
 
-    said = f"{len(asked)} questions to learn from, {len(held_out)} held out"
-    return Prepared(tokenizer, model, published, batches, [], said, batches.loss, result, ask)
+    summary = f"{len(asked)} questions to learn from, {len(held_out)} held out"
+    return Setup(tokenizer, model, published, batches, [], summary, batches.loss, result, ask)
 
 
 def tokenizer_and_model(
@@ -173,13 +173,13 @@ def sides_of(
 ) -> tuple[list[T], list[T]]:
     """What the rows of a file become: those to learn from, and those that are held out. Raises
     ``ValueError`` with the number of a row that is wrong, and the row."""
-    found = {}
+    examples = {}
     for number, row in enumerate(rows, start=1):
         with about(f"{file}, example {number}", f": {shown(row)}"):
-            found[id(row)] = make(row)
+            examples[id(row)] = make(row)
     with about(file):
         learn, held_out = split_rows(rows, options.run.held_out)
-    return [found[id(row)] for row in learn], [found[id(row)] for row in held_out]
+    return [examples[id(row)] for row in learn], [examples[id(row)] for row in held_out]
 
 
 @contextmanager

@@ -125,12 +125,12 @@ def answer(speaker: Speaker, options: GenerateOptions) -> None:
     room = model.config.block_size - len(prompt) + 1  # what it was trained for
     max_new_tokens = options.max_new_tokens or max(1, min(100, room))
     if options.num_beams:
-        found = beam_search(
+        hypotheses = beam_search(
             model, [prompt], max_new_tokens, options.num_beams, options.length_penalty,
             num_return_sequences=options.num_return_sequences, stop_tokens=speaker.ends,
             processors=speaker.rules,
         )[0]  # fmt: skip
-        for number, hypothesis in enumerate(found, start=1):
+        for number, hypothesis in enumerate(hypotheses, start=1):
             text = speaker.text(hypothesis.tokens)
             print(f"--- {number}, score {hypothesis.score:.3f}\n{options.prompt}{text}")
         return
@@ -164,8 +164,8 @@ def answer_all(speaker: Speaker, texts: list[str], options: GenerateOptions) -> 
         while printed in engine.results or printed in engine.errors:
             if printed in engine.errors:
                 raise engine.errors[printed]
-            said = "".join(until([speaker.text(engine.results[printed])], options.stop))
-            print(f"--- {printed + 1}\n{texts[printed]}{said}", flush=True)
+            text = "".join(until([speaker.text(engine.results[printed])], options.stop))
+            print(f"--- {printed + 1}\n{texts[printed]}{text}", flush=True)
             printed += 1
 
 
@@ -180,14 +180,14 @@ def engine_for(model: CausalLM, requests: Sequence[Request]) -> Engine:
     return Engine(model, pool, max_batch=len(lengths))
 
 
-def say(pieces: Iterable[str], said: list[str] | None = None) -> None:
+def say(pieces: Iterable[str], heard: list[str] | None = None) -> None:
     """Print text as it comes, and end the line even if Ctrl-C ends the text. ``said`` collects
     it."""
     try:
         for text in pieces:
             print(text, end="", flush=True)
-            if said is not None:
-                said.append(text)
+            if heard is not None:
+                heard.append(text)
     finally:
         print(flush=True)
 
@@ -216,13 +216,13 @@ def chat(speaker: Speaker, options: GenerateOptions) -> None:
                 f"the conversation has {len(prompt)} tokens, and the model reads "
                 f"{config.block_size}: begin a new one"
             )
-        said: list[str] = []
+        answer: list[str] = []
         pieces = speaker.pieces(
             prompt, min(options.max_new_tokens or 1000, room), options.seed + turn
         )
         try:
-            say(pieces, said)
+            say(pieces, answer)
         except KeyboardInterrupt as end:
             if isinstance(end, Ended) and end.args != (signal.SIGINT,):
                 raise
-        messages.append({"role": "assistant", "content": "".join(said)})
+        messages.append({"role": "assistant", "content": "".join(answer)})

@@ -187,8 +187,8 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 def size(text: str) -> int:
     """An option's value that must be a number of bytes, like 500M or 2GB."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.upper())
-    bytes_ = int(Fraction(found[1]) * UNITS[found[2]]) if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.upper())
+    bytes_ = int(Fraction(match[1]) * UNITS[match[2]]) if match else 0
     if bytes_ < 1:
         raise ArgumentTypeError(f"{text!r} is no size like 500M or 2GB")
     return bytes_

@@ -16,8 +16,8 @@ from lm_from_scratch.checkpoint.folders import read_json, write_json
 from lm_from_scratch.checkpoint.weights import load_checkpoint, save_pretrained
 from lm_from_scratch.commands.answers import instructions, preferences, rewards
 from lm_from_scratch.commands.loading import device_named, new_folder
-from lm_from_scratch.commands.prepared import (
-    Prepared,
+from lm_from_scratch.commands.setups import (
+    Setup,
     classification,
     config_in,
     continuation,
@@ -42,10 +42,10 @@ from lm_from_scratch.optim.choose import state_bytes
 from lm_from_scratch.optim.config import NUMBERS_OF
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.program import PROGRAM
+from lm_from_scratch.runs.checkpoints import with_checkpoints
 from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes, ProcessLost, processes, watching_signals
 from lm_from_scratch.runs.folder import cut_log, follow, how_to_go_on, only_run_in
-from lm_from_scratch.runs.saved import saved
 
 
 def run(options: TrainOptions) -> int:
@@ -97,7 +97,7 @@ def refuse_other_recipe(out: Path, begun: dict[str, Any], arguments: dict[str, A
     free = {"preset", "checkpoint_every", "eval_every"}  # they do not change the weights
     free |= {name for name in ("dtype", "library") if arguments[name] == "auto"}
     for name in sorted({*arguments, *WAYS, "from"} - free):
-        was, now = (said.get(name, DEFAULTS.get(name)) for said in (begun, arguments))
+        was, now = (recipe.get(name, DEFAULTS.get(name)) for recipe in (begun, arguments))
         if was != now:
             longer = f", or train its model further with --from {out / 'model'} and another --out"
             further = longer if name == "steps" and (out / "model").is_dir() else ""
@@ -107,7 +107,7 @@ def refuse_other_recipe(out: Path, begun: dict[str, Any], arguments: dict[str, A
             )
 
 
-def prepared(out: Path, options: TrainOptions, group: Processes) -> Prepared:
+def setup_of(out: Path, options: TrainOptions, group: Processes) -> Setup:
     """All that the run begins with: how the model is to learn."""
     match options.way:
         case Pretrain() as way:
@@ -166,16 +166,16 @@ def train_in(out: Path, options: TrainOptions, begun: dict[str, Any], group: Pro
     """The run itself, in a folder that is its own, perhaps one that has ``begun``."""
     config = train_config_of(options)
     group.check(options.steps.batch_size, config.update_in_backward)
-    ready = prepared(out, options, group)
+    ready = setup_of(out, options, group)
     model, batches = ready.model, ready.batches
     print(
-        f"{ready.said}; {sum(p.numel() for p in model.parameters())} parameters; "
+        f"{ready.summary}; {sum(p.numel() for p in model.parameters())} parameters; "
         f"{batches.batches_per_epoch} batches an epoch"
     )
     if config.optimizer != "adamw" or config.optim_bits != 32:
         adamw = replace(config, optimizer="adamw", optim_bits=32)
-        kept, whole = (state_bytes(model, c) / 1e6 for c in (config, adamw))
-        print(f"the optimizer keeps {kept:.1f} MB, AdamW in 32 bits would keep {whole:.1f} MB")
+        size, adamw_size = (state_bytes(model, c) / 1e6 for c in (config, adamw))
+        print(f"the optimizer keeps {size:.1f} MB, AdamW in 32 bits would keep {adamw_size:.1f} MB")
     if group.parallel:
         rows = options.steps.batch_size // group.size
         print(f"{group.size} processes, {rows} rows each: {group.parallel}")
@@ -187,7 +187,7 @@ def train_in(out: Path, options: TrainOptions, begun: dict[str, Any], group: Pro
     if library == "onednn" and isinstance(run.optimizer, GaLore):
         run.optimizer.matmul = onednn_matmul
     save = partial(group.save_training_state, published=ready.published)
-    steps = saved(run, out, options.run.checkpoint_every, save)
+    steps = with_checkpoints(run, out, options.run.checkpoint_every, save)
     if group.rank == 0:
         sizes = asdict(model.backbone.config)
         arguments = {**options.arguments(), "dtype": dtype, "library": library}

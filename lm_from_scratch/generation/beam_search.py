@@ -99,11 +99,11 @@ def beam_search(
     finished: list[list[Hypothesis]] = []
     for step in steps:
         finished = finished or [[] for _ in step]
-        for found, candidates in zip(finished, step, strict=True):
-            found += [candidate for candidate in candidates if candidate.fate == "finished"]
-    for found in finished:
-        found.sort(key=lambda hypothesis: hypothesis.score, reverse=True)
-    return [found[:num_return_sequences] for found in finished]
+        for hypotheses, candidates in zip(finished, step, strict=True):
+            hypotheses += [candidate for candidate in candidates if candidate.fate == "finished"]
+    for hypotheses in finished:
+        hypotheses.sort(key=lambda hypothesis: hypothesis.score, reverse=True)
+    return [hypotheses[:num_return_sequences] for hypotheses in finished]
 
 
 def beam_steps(

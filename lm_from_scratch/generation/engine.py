@@ -183,7 +183,7 @@ class Engine:
                 if running.number == number:
                     requests.remove(running)
                     self._let_go(running)
-                    return running.said
+                    return running.new_tokens
         raise ValueError(f"request {number} is not in the engine: it has ended, or was never there")
 
     @atomic
@@ -266,20 +266,20 @@ class Engine:
     def _admit(self, done: Step) -> None:
         while self.waiting and len(self.running) < self.max_batch:
             running = self.waiting[0]
-            found = self._use(running.tokens)
+            prefixes = self._use(running.tokens)
             running.row = Row(
-                [self.pool.share(prefix.block) for prefix in found],
-                len(found) * self.pool.block_size,
+                [self.pool.share(prefix.block) for prefix in prefixes],
+                len(prefixes) * self.pool.block_size,
             )
-            running.prefix = found[-1].number if found else 0
-            wanted = self._blocks(len(running.tokens)) - len(found)
+            running.prefix = prefixes[-1].number if prefixes else 0
+            wanted = self._blocks(len(running.tokens)) - len(prefixes)
             # what the others still have to read, and one block more: none should be put back soon
             promised = [self._blocks(len(r.tokens)) - len(r.row.table) + 1 for r in self.running]
             if self.running and not self._free(wanted + sum(promised)):
                 self.pool.cut(running.row, 0)
                 return
             self.running.append(self.waiting.popleft())
-            if found:
+            if prefixes:
                 done.shared[running.number] = running.row.length
 
     def _make_room(self, done: Step) -> None:
@@ -337,7 +337,7 @@ class Engine:
         for running, line in zip(group, logits, strict=True):
             if running.row.length == len(running.tokens):  # all is read
                 try:
-                    done.said[running.number] = int(running.choose(line[None]))
+                    done.tokens[running.number] = int(running.choose(line[None]))
                 except Exception as error:  # of this request alone: the others go on
                     self.errors[running.number] = error
                     done.failed.append(running.number)
@@ -354,7 +354,7 @@ class Engine:
         for running in [r for r in self.running if r.finished]:
             self.running.remove(running)
             self._let_go(running)
-            self.results[running.number] = running.said
+            self.results[running.number] = running.new_tokens
             done.finished.append(running.number)
 
     def _key(self, before: int, tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:
@@ -364,22 +364,22 @@ class Engine:
 
     def _find(self, tokens: list[int]) -> list[tuple[int, tuple[int, ...]]]:
         """The keys of the longest known beginning; one token is always left to run."""
-        P, number, found = self.pool.block_size, 0, []
+        P, number, keys = self.pool.block_size, 0, []
         for end in range(P, len(tokens), P):
             key = self._key(number, tokens[end - P : end])
             if key not in self.prefixes:
                 break
-            found.append(key)
+            keys.append(key)
             number = self.prefixes[key].number
-        return found
+        return keys
 
     def _use(self, tokens: list[int]) -> list[Prefix]:
         """The blocks that hold the longest known beginning. They are now the last to be given up,
         and of them the last the first, on which the others build."""
-        found = self._find(tokens)
-        for key in reversed(found):
+        keys = self._find(tokens)
+        for key in reversed(keys):
             self.prefixes[key] = self.prefixes.pop(key)
-        return [self.prefixes[key] for key in found]
+        return [self.prefixes[key] for key in keys]
 
     def _remember(self, running: Running, new: int) -> None:
         """Hold the blocks that ``new`` tokens of a request have filled, for others that begin

@@ -39,16 +39,16 @@ class Running:
         return self.choose.rows[0]
 
     @property
-    def said(self) -> list[int]:
+    def new_tokens(self) -> list[int]:
         """The new tokens."""
         return self.tokens[self.start :]
 
     @property
     def finished(self) -> bool:
         """Whether its last token is a stop token, or the last that it may say."""
-        said = self.said
-        full = len(said) >= self.request.max_new_tokens
-        return full or (bool(said) and said[-1] in self.request.stop_tokens)
+        new_tokens = self.new_tokens
+        full = len(new_tokens) >= self.request.max_new_tokens
+        return full or (bool(new_tokens) and new_tokens[-1] in self.request.stop_tokens)
 
 
 class Prefix(NamedTuple):
@@ -69,7 +69,7 @@ class Step:
 
     fed: PerRequest = field(default_factory=PerRequest)  # tokens that were run
     shared: PerRequest = field(default_factory=PerRequest)  # tokens found in shared blocks
-    said: PerRequest = field(default_factory=PerRequest)  # the new token
+    tokens: PerRequest = field(default_factory=PerRequest)  # the new token
     finished: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)  # no next token could be chosen
     put_back: list[int] = field(default_factory=list)  # lost their blocks, and wait again

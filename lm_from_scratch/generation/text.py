@@ -50,9 +50,9 @@ def _until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
     waiting = ""
     for piece in pieces:
         waiting += piece
-        found = [(waiting.find(string), len(string)) for string in stop if string in waiting]
-        if found:
-            start, _ = min(found, key=lambda at: (sum(at), -at[1]))
+        matches = [(waiting.find(string), len(string)) for string in stop if string in waiting]
+        if matches:
+            start, _ = min(matches, key=lambda at: (sum(at), -at[1]))
             if start:
                 yield waiting[:start]
             return

@@ -44,13 +44,13 @@ class Token(NamedTuple):
 
 def special_ids(tokenizer: Tokenizer, *names: str) -> list[int]:
     """The ids of special tokens. Raises ``ValueError`` for a name that is not one token."""
-    found = []
+    ids = []
     for name in names:
-        ids = tokenizer.encode(name, special=True)
-        if len(ids) != 1:
+        encoded = tokenizer.encode(name, special=True)
+        if len(encoded) != 1:
             raise ValueError(f"the tokenizer has no token {name}")
-        found.append(ids[0])
-    return found
+        ids.append(encoded[0])
+    return ids
 
 
 def generate_with_tool(
@@ -92,8 +92,8 @@ def generate_with_tool(
             new = [token]
             if token == result and asked is not None:
                 calls += 1
-                said = _said(tool, tokenizer.decode(asked), calls, max_calls)
-                given = tokenizer.encode(said + END)[:left]
+                answer = _answer(tool, tokenizer.decode(asked), calls, max_calls)
+                given = tokenizer.encode(answer + END)[:left]
                 choose.read(given)
                 yield from (Token(one, given=True) for one in given)
                 new, left, asked = [token, *given], left - len(given), None
@@ -107,12 +107,12 @@ def generate_with_tool(
     return steps()
 
 
-def _said(tool: Callable[[str], str], text: str, calls: int, max_calls: int) -> str:
+def _answer(tool: Callable[[str], str], text: str, calls: int, max_calls: int) -> str:
     if calls > max_calls:
         return f"error: more than {max_calls} calls"
     try:
-        said = str(tool(text))
-        said.encode()  # half a character cannot be said
-        return said
+        answer = str(tool(text))
+        answer.encode()  # half a character cannot be said
+        return answer
     except Exception as error:  # whatever a tool raises, the model reads it
         return "error: " + (" ".join(str(error).split()) or type(error).__name__)

@@ -179,8 +179,8 @@ class Processes(SingleProcess):
         if not self.joined:
             return
         target = checkpoint_folder(folder, step)
-        made = temporary_folder(target) if self.rank == 0 else nullcontext(temporary_path(target))
-        with made as temporary:
+        new = temporary_folder(target) if self.rank == 0 else nullcontext(temporary_path(target))
+        with new as temporary:
             self.meet()
             write_shares(trained(model), temporary, join=True)
             write_shares(optimizer_tensors(model, optimizer), temporary)

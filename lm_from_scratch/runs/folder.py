@@ -30,7 +30,7 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 def only_run_in(out: Path) -> Iterator[None]:
     """Hold the lock of a folder; a second run in it would destroy the first. Raises ``ValueError``
     where another run holds it, and for a folder with files in which no run has begun."""
-    made = not out.exists()
+    is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     names = sorted(path.name for path in out.iterdir())
     if names and not {".lock", "recipe.json"} & {*names}:  # a run that was killed leaves its lock
@@ -55,7 +55,7 @@ def only_run_in(out: Path) -> Iterator[None]:
         finally:
             if [*out.iterdir()] == [lock]:  # a run that was refused leaves nothing behind
                 lock.unlink()
-                if made:
+                if is_new:
                     out.rmdir()
 
 
@@ -118,9 +118,9 @@ def follow(
 def cut_log(log: Path, done: int) -> None:
     """Keep the lines up to step ``done``: a killed run may have written past its checkpoint."""
     if log.is_file():
-        kept = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
+        lines = [line for line in log.read_text().splitlines() if 0 < logged_step(line) <= done]
         with whole_file(log) as temporary:
-            temporary.write_text("".join(line + "\n" for line in kept))
+            temporary.write_text("".join(line + "\n" for line in lines))
 
 
 def logged_step(line: str) -> int:
@@ -133,6 +133,6 @@ def logged_step(line: str) -> int:
 
 def how_to_go_on(out: Path) -> str:
     """What is left of a run that ended too early."""
-    found = latest_checkpoint(out)
-    last = f"the last checkpoint is {found}" if found else "there is no checkpoint yet"
+    checkpoint = latest_checkpoint(out)
+    last = f"the last checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
     return f"{last}. The same command goes on from there"

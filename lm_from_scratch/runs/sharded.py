@@ -94,8 +94,8 @@ class ShardedMuon(ShardedAdamW, Muon):
         """The rows of this process, of what the first process finds."""
         if not is_spread(mean):
             return super().orthogonal(mean, group)
-        found = replicated(super().orthogonal(whole(mean), group), like=mean)
-        return found.redistribute(placements=mean.placements)  # type: ignore[union-attr, attr-defined]
+        matrix = replicated(super().orthogonal(whole(mean), group), like=mean)
+        return matrix.redistribute(placements=mean.placements)  # type: ignore[union-attr, attr-defined]
 
 
 def sharded(kind: type[AdamW]) -> type[AdamW]:

@@ -72,9 +72,9 @@ def write_tokens(
     try:
         record = json.loads(about.read_text())
         written = record.pop("sha256")
-        found = TokenFile(path=path, **record)
-        if found.key == key and written == sha256(path):
-            return found
+        tokens = TokenFile(path=path, **record)
+        if tokens.key == key and written == sha256(path):
+            return tokens
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         pass  # no record, or not a whole one: the file is made again, as is one that has changed
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,12 +231,12 @@ def pieces(documents: Sequence[Document], tokenizer: Tokenizer, length: int, cou
     require(Count, length=length)
     first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     size = length + 1 - len(first)
-    found = []
+    rows = []
     for document in documents:
         ids = tokenizer.encode(document.text)
         for i in range(0, len(ids) - size + 1, size):
-            found.append([*first, *ids[i : i + size]])
-    if not 1 <= count <= len(found):
-        raise ValueError(f"count={count} is not in 1 ... {len(found)}, the pieces of that length")
-    chosen = torch.tensor(found)[torch.linspace(0, len(found) - 1, count).long()]
+            rows.append([*first, *ids[i : i + size]])
+    if not 1 <= count <= len(rows):
+        raise ValueError(f"count={count} is not in 1 ... {len(rows)}, the pieces of that length")
+    chosen = torch.tensor(rows)[torch.linspace(0, len(rows) - 1, count).long()]
     return Batch(chosen[:, :-1], chosen[:, 1:])

@@ -83,10 +83,10 @@ def render(
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"a message has a role and a content, not {str(message)[:60]}")
-    said = [{k: v for k, v in message.items() if v is not None} for message in messages]
+    plain = [{k: v for k, v in message.items() if v is not None} for message in messages]
     try:
         return _compiled(template).render(
-            messages=json.loads(json.dumps(said)),  # plain data: no object, no method of its own
+            messages=json.loads(json.dumps(plain)),  # plain data: no object, no method of its own
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,

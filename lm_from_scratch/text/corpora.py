@@ -228,7 +228,7 @@ def split(
 
     train = [d for d in documents if not is_held_out(d.group)]
     seen = {paragraph for d in train for paragraph in _paragraphs(d.text)}
-    kept = {}
+    tests = {}
     for document in documents:
         if is_held_out(document.group):
             text = "\n\n".join(
@@ -237,13 +237,13 @@ def split(
                 if len(part.strip()) < 40 or part.strip() not in seen
             )
             if 2 * len(text) >= len(document.text):
-                kept[document.name, document.text] = replace(document, text=text)
-    if not train or not kept:
+                tests[document.name, document.text] = replace(document, text=text)
+    if not train or not tests:
         raise ValueError(
-            f"{len(documents)} documents give {len(train)} for training and {len(kept)} held out; "
+            f"{len(documents)} documents give {len(train)} for training and {len(tests)} held out; "
             "more text is needed, or another held_out share"
         )
-    return train, list(kept.values())
+    return train, list(tests.values())
 
 
 def _paragraphs(text: str) -> Iterator[str]:

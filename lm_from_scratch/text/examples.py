@@ -51,7 +51,7 @@ def _continued(tokenizer: Tokenizer, row: Mapping[str, Any], key: str) -> Answer
 def read_rows(path: str | Path) -> list[Mapping[str, Any]]:
     """The objects of a ``.jsonl`` file. Raises ``ValueError`` with the number of a line that is
     none, and for a file without any."""
-    found: list[Mapping[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
     for number, line in numbered_lines(path):
         try:
             row = json.loads(line)
@@ -59,10 +59,10 @@ def read_rows(path: str | Path) -> list[Mapping[str, Any]]:
             raise ValueError(f"{path}, line {number}: it is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: {shown(row)} is not an object")
-        found.append(row)
-    if not found:
+        rows.append(row)
+    if not rows:
         raise ValueError(f"{path} holds no example")
-    return found
+    return rows
 
 
 def split_rows(
@@ -75,11 +75,11 @@ def split_rows(
 
 
 def _question(row: Mapping[str, Any]) -> Any:
-    said = row["messages"] if isinstance(row.get("messages"), list) else row.get("prompt")
-    if isinstance(said, list):  # of a chat, what the user says first
-        of_user = (m for m in said if isinstance(m, dict) and m.get("role") == "user")
-        said = next(of_user, {}).get("content")
-    return said
+    question = row["messages"] if isinstance(row.get("messages"), list) else row.get("prompt")
+    if isinstance(question, list):  # of a chat, what the user says first
+        of_user = (m for m in question if isinstance(m, dict) and m.get("role") == "user")
+        question = next(of_user, {}).get("content")
+    return question
 
 
 class AnswerBatches:

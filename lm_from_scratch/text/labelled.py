@@ -35,30 +35,30 @@ def read_labelled(path: str | Path) -> list[Labelled]:
     Raises ``ValueError`` with the number of a line that is neither, for a file without any, and for
     one in which most labels stand once: its columns may be exchanged.
     """
-    path, found = Path(path), []
+    path, rows = Path(path), []
     for number, line in numbered_lines(path):
         is_header = number == 1 and line.rpartition("\t")[2].strip().lower() == "label"
         if is_header:
             continue
         try:
-            found.append(_row(line, path.suffix.lower() == ".jsonl"))
+            rows.append(_row(line, path.suffix.lower() == ".jsonl"))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-    if not found:
+    if not rows:
         raise ValueError(f"{path} holds no text with a label")
-    labels = {row.label for row in found}
-    if len(found) > 4 and len(labels) > len(found) / 2:
+    labels = {row.label for row in rows}
+    if len(rows) > 4 and len(labels) > len(rows) / 2:
         raise ValueError(
-            f"{path} has {len(labels)} labels for {len(found)} texts: does each line end in one?"
+            f"{path} has {len(labels)} labels for {len(rows)} texts: does each line end in one?"
         )
-    return found
+    return rows
 
 
 def _row(line: str, is_json: bool) -> Labelled:
     if is_json:
         try:
-            said = json.loads(line)
-            text, label = said["text"], said["label"]
+            record = json.loads(line)
+            text, label = record["text"], record["label"]
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise ValueError('it must be {"text": ..., "label": ...}') from error
         label = str(label) if type(label) in (int, bool) else label

@@ -128,8 +128,8 @@ def read(text: str) -> Sentence:
     """One sentence in either language. Raises ``ValueError`` if the grammar has none like it."""
     for language in LANGUAGES:
         for kind, pattern in _patterns(language).items():
-            if found := pattern.fullmatch(text):
-                words = (_word(found[slot], slot, language) for slot in slots(kind))
+            if match := pattern.fullmatch(text):
+                words = (_word(match[slot], slot, language) for slot in slots(kind))
                 return Sentence(kind, tuple(words))
     raise ValueError(f"no sentence of the grammar: {text[:80]!r}")
 
@@ -137,7 +137,7 @@ def read(text: str) -> Sentence:
 @cache
 def _patterns(language: str) -> dict[str, re.Pattern[str]]:
     """A regular expression for each kind of sentence, with a named group for each slot."""
-    found = {}
+    patterns = {}
     for kind in GRAMMAR:
         pattern = re.escape(GRAMMAR[kind][LANGUAGES.index(language)])
         for slot in slots(kind):
@@ -146,8 +146,8 @@ def _patterns(language: str) -> dict[str, re.Pattern[str]]:
                 _, before, between, last = GAPS[language]
                 one = f"(?:{before}{one}(?:{between}{before}{one})*{last})?{before}{one}"
             pattern = pattern.replace(re.escape(f"{{{slot}}}"), f"(?P<{slot}>{one})")
-        found[kind] = re.compile(pattern)
-    return found
+        patterns[kind] = re.compile(pattern)
+    return patterns
 
 
 @cache

@@ -132,15 +132,15 @@ class Brackets(Task):
     form = r"[(){}\[\]]+"
 
     def _draw(self, rng: Random, size: int) -> str:
-        said, due = "", ""  # what has to close it, the last bracket first
+        text, due = "", ""  # what has to close it, the last bracket first
         for i in range(size):
             must_open = len(due) <= (i == size - 1)  # at the end something is open
             if must_open or below(rng, 5) < 3:
                 bracket = "([{"[below(rng, 3)]
-                said, due = said + bracket, CLOSING[bracket] + due
+                text, due = text + bracket, CLOSING[bracket] + due
             else:
-                said, due = said + due[0], due[1:]
-        return said
+                text, due = text + due[0], due[1:]
+        return text
 
     def _answer(self, question: str) -> str:
         due = ""
@@ -194,10 +194,10 @@ class Countdown(Task):
 
     def _answer(self, question: str) -> str:
         numbers, target = question.split(">")
-        found = solve([number_part(int(n)) for n in numbers.split()], int(target))
-        if found is None:
+        answer = solve([number_part(int(n)) for n in numbers.split()], int(target))
+        if answer is None:
             raise ValueError(f"{shown(question)} has no answer")
-        return found
+        return answer
 
     def is_right(self, question: str, answer: str) -> bool:
         """Whether the expression uses every number once and comes to the target. One of more than
@@ -240,8 +240,8 @@ def solve(parts: Sequence[Part], target: int) -> str | None:
     for i, j in combinations(range(len(parts)), 2):
         others = [part for k, part in enumerate(parts) if k not in (i, j)]
         for way in combined(parts[i], parts[j]):
-            if (found := solve([way, *others], target)) is not None:
-                return found
+            if (answer := solve([way, *others], target)) is not None:
+                return answer
     return None
 
 
@@ -319,10 +319,10 @@ def held_out_questions(
 ) -> list[str]:
     """As many different questions that the training text never has; fewer where 100 draws for each
     do not find them: few of the 100 sums of two digits are held out."""
-    found: dict[str, None] = {}
+    unknown: dict[str, None] = {}
     for question in islice(questions(name, Random(f"held out {seed}"), sizes), 100 * count):
-        if len(found) == count:
+        if len(unknown) == count:
             break
         if is_held_out(name, question):
-            found[question] = None
-    return list(found)
+            unknown[question] = None
+    return list(unknown)

@@ -234,13 +234,13 @@ class Tokenizer:
 
         What is still waiting at the end comes as it is, with U+FFFD for bytes that are no text.
         """
-        state, arrived, said = DecodeStream(skip_special_tokens=False), [], 0
+        state, arrived, length = DecodeStream(skip_special_tokens=False), [], 0
         for token in ids:
             self.decode([token])  # an id that cannot be is refused here
             arrived.append(token)
             text = state.step(self.backend, token)
             if text:
-                said += len(text)
+                length += len(text)
                 yield text
-        if rest := self.decode(arrived)[said:]:
+        if rest := self.decode(arrived)[length:]:
             yield rest

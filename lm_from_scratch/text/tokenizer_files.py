@@ -122,9 +122,9 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
             contents[name].decode()
     with one_line(path.parent):  # every message names the file itself
         settings = _settings(contents)
-    found = TokenizerFiles(contents, settings)
+    stored = TokenizerFiles(contents, settings)
     with one_line(f"{path} is not a tokenizer.json that can be read"):
-        return _backend(found), found
+        return _backend(stored), stored
 
 
 def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None, to: Path) -> None:
@@ -224,10 +224,10 @@ def _settings(contents: Mapping[str, bytes]) -> dict[str, Any]:
 
 def _object(contents: Mapping[str, bytes], name: str) -> dict[str, Any]:
     with one_line(f"{name} is not valid JSON"):
-        found = json.loads(contents.get(name, b"{}"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} holds no JSON object, but a {type(found).__name__}")
-    return found
+        value = json.loads(contents.get(name, b"{}"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} holds no JSON object, but a {type(value).__name__}")
+    return value
 
 
 def _token(name: str, token: Any) -> dict[str, Any]:
@@ -267,8 +267,8 @@ def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
     for i in [i for i, count in ids.items() if count > 1 or i >= MAX_ID]:
         raise ValueError(f"id {i} is too large, or belongs to two tokens")
     for token, i in added.items():
-        if (found := backend.token_to_id(token)) != i:
-            raise ValueError(f"token {token!r} is to have the id {i}, and has {found}")
+        if (number := backend.token_to_id(token)) != i:
+            raise ValueError(f"token {token!r} is to have the id {i}, and has {number}")
     backend.encode("a")  # a rule that names a missing token fails here, not at the first prompt
     return backend
 

@@ -98,11 +98,11 @@ class World:
     def _learn(self, fact: Sentence) -> None:
         """Believe what a fact says of a newcomer. Of all others it must be true."""
         kind, (first, second) = fact
-        told = dict.fromkeys(second, first) if kind == "has" else {first: second}
-        self._must_know(*(at for at in told.values() if at not in ROOMS))
-        if any(self.place.get(what, at) != at for what, at in told.items()):
+        places = dict.fromkeys(second, first) if kind == "has" else {first: second}
+        self._must_know(*(at for at in places.values() if at not in ROOMS))
+        if any(self.place.get(what, at) != at for what, at in places.items()):
             raise ValueError(f"not true: {write([fact])}")
-        self.place |= told
+        self.place |= places
 
     def _move(self, event: Sentence) -> None:
         """Change the places as an event says."""

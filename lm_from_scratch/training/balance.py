@@ -51,8 +51,8 @@ def record_routing(model: nn.Module) -> Iterator[list[list[Routing]]]:
         raise ValueError(f"{type(model).__name__} has no router: no layer of it has experts")
     routings: list[list[Routing]] = [[] for _ in routers]
     handles = [
-        router.register_forward_hook(lambda module, args, out, kept=kept: kept.append(out))
-        for router, kept in zip(routers, routings, strict=True)
+        router.register_forward_hook(lambda module, args, out, routing=routing: routing.append(out))
+        for router, routing in zip(routers, routings, strict=True)
     ]
     try:
         yield routings

@@ -163,11 +163,11 @@ def reference_log_probs(
 ) -> Tensor:
     """The log-probability (N,) of each answer after its question, in evaluation mode, with products
     in ``dtype``."""
-    device, found = model.head.weight.device, []
+    device, log_probs = model.head.weight.device, []
     with evaluating(model):
         for first in range(0, len(answers), 2 * batch_size):
             batch = targets_of(answers[first : first + 2 * batch_size]).to(device)
             with autocast(device, dtype):
                 logits = model(batch.idx, positions=batch.positions)
-            found.append(sequence_log_probs(logits, batch.targets).cpu())
-    return torch.cat(found)
+            log_probs.append(sequence_log_probs(logits, batch.targets).cpu())
+    return torch.cat(log_probs)

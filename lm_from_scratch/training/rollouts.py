@@ -78,12 +78,12 @@ class RewardLoss(Objective):
         with autocast(idx.device, self.dtype):
             logits = self.model(idx, positions=positions)
         own = token_log_probs(logits, targets)  # (B, T)
-        said = targets != IGNORE
+        written = targets != IGNORE
         return grpo_loss(
             own,
             own,
             advantages,
-            said,
+            written,
             reference_log_probs=reference,
             kl=self.kl,
             average=token_mean,

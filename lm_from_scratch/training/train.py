@@ -2,7 +2,7 @@ r"""Training: one step after another, for the caller to consume.
 
 One step takes a batch, asks how surprised the model is by each next token, and moves every weight a
 little against the gradient of that surprise. A :class:`Run` yields the steps: to print, to plot,
-to stop, or to save, as :mod:`lm_from_scratch.runs.saved` does.
+to stop, or to save, as :mod:`lm_from_scratch.runs.checkpoints` does.
 
 The learning rate, the batch and the random numbers of a step are functions of its number.
 

@@ -461,14 +461,14 @@ def new_small():
     return GPT2LMHeadModel(small)
 
 
+from lm_from_scratch.runs.checkpoints import with_checkpoints
 from lm_from_scratch.runs.config import train
-from lm_from_scratch.runs.saved import saved
 
 straight = new_small()
 losses = [step.loss for step in train(straight, small_data, six)]
 
 
-run = saved(
+run = with_checkpoints(
     train(new_small(), small_data, six), work / "run"
 )  # its model is lost ...
 first = [next(run).loss for _ in range(3)]
@@ -477,7 +477,8 @@ run.close()  # ... but closing the generator wrote a checkpoint
 resumed = GPT2LMHeadModel(small)  # other weights: the checkpoint replaces them
 torch.manual_seed(12345)  # the caller's random numbers do not matter
 second = [
-    step.loss for step in saved(train(resumed, small_data, six), work / "run")
+    step.loss
+    for step in with_checkpoints(train(resumed, small_data, six), work / "run")
 ]
 
 assert first + second == losses

@@ -151,7 +151,7 @@ number = engine.submit(replace(load[0], processors=[press]))
 try:
     list(engine.run())
 except KeyboardInterrupt:
-    print("interrupted after", engine.running[0].said)
+    print("interrupted after", engine.running[0].new_tokens)
 list(engine.run())
 assert engine.results[number] == alone(load[0])
 
@@ -308,9 +308,9 @@ for max_batch in batches:
         step = engine.step()
         taken = time.process_time() - begin
         now += taken
-        said += len(step.said)
-        gaps += [taken for number in step.said if number in first]
-        first |= {number: now for number in step.said if number not in first}
+        said += len(step.tokens)
+        gaps += [taken for number in step.tokens if number in first]
+        first |= {number: now for number in step.tokens if number not in first}
     waits = statistics.mean(first.values())
     measured.append((said / now, statistics.median(gaps), waits))
 
@@ -389,7 +389,7 @@ for chunk in (256, 32, 8):
     number = engine.submit(long)
     steps = list(engine.run())
     most = max(step.places for step in steps)
-    first = next(i for i, s in enumerate(steps, 1) if number in s.said)
+    first = next(i for i, s in enumerate(steps, 1) if number in s.tokens)
     print(f"{chunk:5}{most:31}{first:26}")
     assert [engine.results[n] for n in range(4)] == expected
     assert most == min(chunk, 200) + 3 and first == math.ceil(200 / chunk)

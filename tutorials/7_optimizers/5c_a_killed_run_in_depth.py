@@ -48,7 +48,7 @@ from lm_from_scratch.text.corpora import load_corpus
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.runs.distributed import Processes
-from lm_from_scratch.runs.saved import saved
+from lm_from_scratch.runs.checkpoints import with_checkpoints
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.runs.config import TrainConfig, train
 
@@ -93,7 +93,7 @@ def whole_run(out, group=Processes()):
     """A run with checkpoints; yields what each step says."""
     model = new_model()
     run = train(model, data(), config(), None, group)
-    for step in saved(run, out, 3, group.save_training_state):
+    for step in with_checkpoints(run, out, 3, group.save_training_state):
         yield step, model
 ''',
 )

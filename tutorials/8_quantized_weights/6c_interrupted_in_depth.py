@@ -30,8 +30,8 @@ import torch
 from lm_from_scratch.checkpoint.weights import load_shipped, save_pretrained
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.interop.peft import load_lora_
+from lm_from_scratch.runs.checkpoints import with_checkpoints
 from lm_from_scratch.runs.config import TrainConfig, train
-from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batches import PackedBatches, write_tokens
 from lm_from_scratch.text.corpora import split
 from lm_from_scratch.text.document import Document
@@ -89,7 +89,7 @@ from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.text.batches import PackedBatches, TokenFile
 from lm_from_scratch.interop.peft import save_lora
 from lm_from_scratch.weights.lora import add_lora_
-from lm_from_scratch.runs.saved import saved
+from lm_from_scratch.runs.checkpoints import with_checkpoints
 from lm_from_scratch.runs.config import train, TrainConfig
 
 root, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -101,7 +101,7 @@ del record["sha256"]  # of the tokens themselves
 tokens = TokenFile(path=root / "names.bin", **record)
 batches = PackedBatches(tokens, **asked["shape"])
 config = TrainConfig(**asked["recipe"])
-for step in saved(train(model, batches, config), root / "run", every=10):
+for step in with_checkpoints(train(model, batches, config), root / "run", every=10):
     print(step.step, repr(step.loss), flush=True)
     if step.step == asked["die"]:
         os._exit(1)
@@ -182,7 +182,7 @@ add_lora_(other, rank=8, alpha=16.0)
 run = train(other, PackedBatches(tokens, **shape), TrainConfig(**recipe))
 message = "no refusal"
 try:
-    next(iter(saved(run, root / "run", every=10)))
+    next(iter(with_checkpoints(run, root / "run", every=10)))
 except ValueError as refusal:
     message = str(refusal)
 print(message)

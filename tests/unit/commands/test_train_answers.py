@@ -160,7 +160,11 @@ def test_no_file_and_no_task_of_that_name(run, tmp_path) -> None:
         ("sft", ["--n-layer", "3"], "--n-layer 3 is not for --from"),
         ("dpo", ["--beta", "0"], "--beta 0.0 must be a positive number"),
         ("dpo", ["--beta", "nan"], "--beta nan must be a positive number"),
-        ("grpo", ["--group-size", "3"], "group_size=3 must be at least 2, and divide batch_size=4"),
+        (
+            "grpo",
+            ["--group-size", "3"],
+            "--group-size 3 must be at least 2, and divide --batch-size 4",
+        ),
         ("grpo", ["--group-size", "2", "--kl", "-1"], "--kl -1.0 must be a finite number"),
         ("dpo", ["--dtype", "auto"], "--dtype auto is not for --dpo"),
         ("grpo", ["--group-size", "2", "--kl", "1", "--dtype", "auto"], "auto is not for --kl"),
@@ -171,7 +175,7 @@ def test_no_file_and_no_task_of_that_name(run, tmp_path) -> None:
         ("sft", ["--block-size", "20"], "more than block_size=20"),
         ("dpo", ["--block-size", "9"], "more than block_size=9"),
         ("sft", ["--block-size", "200"], "more than the 128 tokens"),
-        ("sft", ["--held-out", "0"], "held_out=0.0 must be above 0 and below 1"),
+        ("sft", ["--held-out", "0"], "--held-out 0.0 must be above 0 and below 1"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_leaves_nothing(

@@ -109,7 +109,7 @@ def test_similar_pieces_are_read_together_and_nobody_waits_for_it(most, monkeypa
     steps = list(engine.run())
     assert engine.results == {n: alone(model, request) for n, request in enumerate(requests)}
     came = {n: min(i for i, step in enumerate(steps) if n in step.fed) for n in range(10)}
-    spoke = {n: min(i for i, step in enumerate(steps) if n in step.said) for n in range(10)}
+    spoke = {n: min(i for i, step in enumerate(steps) if n in step.tokens) for n in range(10)}
     for number, n in enumerate(lengths):
         assert spoke[number] - came[number] + 1 == -(-n // 8)  # pieces of 8, one a step
     assert sorted(came.values()) == [came[n] for n in range(10)]  # in the order of arrival
@@ -547,7 +547,7 @@ def test_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
     for _ in range(7):
         with suppress(KeyboardInterrupt):
             for step in engine.run():
-                for number, token in step.said.items():
+                for number, token in step.tokens.items():
                     said[number].append(token)
     assert len(interrupted) == 6
     assert [engine.results[n] for n in range(3)] == want == list(said.values())

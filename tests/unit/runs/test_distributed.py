@@ -30,6 +30,7 @@ from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.galore_basis import PROJECTION_TYPES
 from lm_from_scratch.optim.muon import Muon
+from lm_from_scratch.runs.checkpoints import with_checkpoints
 from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import (
     Processes,
@@ -37,7 +38,6 @@ from lm_from_scratch.runs.distributed import (
     processes,
     watching_signals,
 )
-from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.runs.sharded import ShardedAdamW, ShardedGaLore, sharded, whole
 from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
@@ -127,7 +127,7 @@ def run(
     held_out[1] = Batch(*(t[:1] for t in vars(held_out[1]).values()))  # fewer rows than processes
     steps = train(model, batches, config, held_out, group)
     if folder is not None:
-        steps = saved(steps, folder, 5, group.save_training_state)
+        steps = with_checkpoints(steps, folder, 5, group.save_training_state)
     reported = []
     for step in steps:
         reported.append((step.loss, step.grad_norm, step.held_out_loss or 0.0))

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from lm_from_scratch.checkpoint.state import latest_checkpoint
 from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.models.interface import CausalLM
+from lm_from_scratch.runs.checkpoints import frozen_digest, with_checkpoints
 from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes, processes
-from lm_from_scratch.runs.saved import frozen_digest, saved
 from lm_from_scratch.runs.sharded import whole
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
@@ -81,7 +81,7 @@ def run(
     reported = []
     steps = train(model, batches, config, [batches[100]], group)
     if folder is not None:
-        steps = saved(steps, folder, every, group.save_training_state)
+        steps = with_checkpoints(steps, folder, every, group.save_training_state)
     for step in steps:
         reported.append((step.loss, step.grad_norm, step.held_out_loss or 0.0))
         if step.step == killed:
@@ -194,7 +194,7 @@ def test_a_model_without_anything_to_train_is_refused(tmp_path, tokens) -> None:
     model = small("gpt2", 8).requires_grad_(False)
     batches = PackedBatches(tokens, batch_size=4, block_size=32)
     with pytest.raises(ValueError, match="all parameters are frozen"):
-        saved(train(model, batches, TrainConfig(steps=1)), tmp_path / "run")
+        with_checkpoints(train(model, batches, TrainConfig(steps=1)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

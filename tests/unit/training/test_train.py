@@ -18,9 +18,9 @@ from lm_from_scratch.optim import eight_bit
 from lm_from_scratch.optim.choose import make_optimizer, parameter_groups, state_bytes
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.muon import Muon
+from lm_from_scratch.runs.checkpoints import with_checkpoints
 from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes
-from lm_from_scratch.runs.saved import saved
 from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
@@ -185,7 +185,7 @@ def run(tokens: TokenFile, folder: Path | None, stop_after: int = 0, **changes) 
     )
     steps = train(model, batches_of(tokens), config)
     if folder is not None:
-        steps = saved(steps, folder, every=4)
+        steps = with_checkpoints(steps, folder, every=4)
     for step in steps:
         if step.step == stop_after:
             steps.close()
@@ -222,12 +222,12 @@ def test_another_run_in_the_same_folder_is_refused(tokens, tmp_path) -> None:
         run(tokens, tmp_path, lr=0.02)
     with pytest.raises(ValueError, match="n_layer was 3, now it is 2"):
         config = TrainConfig(steps=12, lr=1e-2, warmup=2)
-        saved(train(fresh(n_layer=2), batches_of(tokens), config), tmp_path)
+        with_checkpoints(train(fresh(n_layer=2), batches_of(tokens), config), tmp_path)
 
 
 def test_an_error_inside_a_step_writes_no_checkpoint(tokens, tmp_path) -> None:
     model = fresh()
-    steps = saved(train(model, batches_of(tokens), TrainConfig(steps=5)), tmp_path)
+    steps = with_checkpoints(train(model, batches_of(tokens), TrainConfig(steps=5)), tmp_path)
     next(steps)
     with torch.no_grad():
         model.transformer.ln_f.weight.fill_(math.nan)
@@ -466,7 +466,9 @@ def test_the_held_out_loss_is_of_all_batches_after_the_step(tokens) -> None:
 
 def test_a_due_checkpoint_is_written_after_the_caller_has_seen_the_step(tokens, tmp_path) -> None:
     """A run killed in between is resumed before that step, and logs it then."""
-    steps = saved(train(fresh(), batches_of(tokens), TrainConfig(steps=3)), tmp_path, every=1)
+    steps = with_checkpoints(
+        train(fresh(), batches_of(tokens), TrainConfig(steps=3)), tmp_path, every=1
+    )
     next(steps)
     assert latest_checkpoint(tmp_path) is None
     next(steps)
@@ -475,14 +477,16 @@ def test_a_due_checkpoint_is_written_after_the_caller_has_seen_the_step(tokens, 
 
 def test_a_negative_number_of_steps_between_checkpoints_is_refused(tokens, tmp_path) -> None:
     with pytest.raises(ValueError, match="every=-1 must not be negative"):
-        saved(train(fresh(), batches_of(tokens), TrainConfig(steps=1)), tmp_path, every=-1)
+        with_checkpoints(
+            train(fresh(), batches_of(tokens), TrainConfig(steps=1)), tmp_path, every=-1
+        )
 
 
 def test_several_processes_do_not_write_as_one(tokens, tmp_path) -> None:
     run = train(fresh(), batches_of(tokens), TrainConfig(steps=1))
     run.processes = Processes("ddp", 0, 2)
     with pytest.raises(ValueError, match="2 processes would write the same files"):
-        saved(run, tmp_path)
+        with_checkpoints(run, tmp_path)
     assert list(tmp_path.glob("step-*")) == []
 
 
@@ -573,12 +577,12 @@ def test_a_checkpoint_of_a_run_without_a_target_so_far_can_be_resumed(tokens, tm
             folder = tmp_path / f"{optimizer}-{stops}"
             batches = NoTargetAtFirst(tokens, batch_size=3, block_size=32, seed=0)
             model = fresh()
-            steps = saved(train(model, batches, config), folder, every=1)
+            steps = with_checkpoints(train(model, batches, config), folder, every=1)
             if stops:
                 next(steps)
                 steps.close()
                 model = fresh()
-                steps = saved(train(model, batches, config), folder, every=1)
+                steps = with_checkpoints(train(model, batches, config), folder, every=1)
             list(steps)
             ends.append(model.state_dict())
         assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0]), optimizer

@@ -32,7 +32,7 @@ from lm_from_scratch.training.train import Run, Step
 from lm_from_scratch.weights.lora import adapters
 
 
-def saved(
+def with_checkpoints(
     run: Run, folder: str | Path, every: int = 0, save: Callable[..., None] = save_training_state
 ) -> Generator[Step, None, None]:
     """The steps of ``run``, from the newest checkpoint in ``folder`` on, if there is any.

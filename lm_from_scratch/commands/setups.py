@@ -17,7 +17,7 @@ from lm_from_scratch.checkpoint.architectures import Config, build
 from lm_from_scratch.checkpoint.configs import config_to_dict
 from lm_from_scratch.checkpoint.folders import local_folder, read_json
 from lm_from_scratch.checkpoint.published import NOTHING, Published, labels, read_published
-from lm_from_scratch.checkpoint.state import SAID
+from lm_from_scratch.checkpoint.state import DIFFERENCES
 from lm_from_scratch.checkpoint.weights import Checkpoint, load_checkpoint
 from lm_from_scratch.commands.loading import check_together, tokenizer_of, use_kernels
 from lm_from_scratch.commands.train_options import (
@@ -47,7 +47,7 @@ from lm_from_scratch.weights.quantize import quantized_weights
 
 
 @dataclass
-class Prepared:
+class Setup:
     """All that a run begins with."""
 
     tokenizer: Tokenizer
@@ -55,7 +55,7 @@ class Prepared:
     published: Published  # with the model that it begins from
     batches: Batches
     held_out: Sequence[Batch]
-    said: str  # how much text there is
+    summary: str  # how much text there is
     loss: Callable[[CausalLM, str], Objective] | None = None  # if it is not that of the next token
     result: Callable[[Any], str] | None = None  # what is measured of the trained model at the end
     ask: str = "--prompt The"  # words for ``generate``, or ``classify``, that try what was trained
@@ -72,7 +72,7 @@ def config_in(start: FromFolder) -> Config:
     return read_published(source_of(start))[1]
 
 
-def continuation(out: Path, options: TrainOptions, way: Pretrain, group: Processes) -> Prepared:
+def continuation(out: Path, options: TrainOptions, way: Pretrain, group: Processes) -> Setup:
     """A model that continues texts."""
     run, steps, isolate = options.run, options.steps, not way.no_isolate
     train_documents, held_out_documents = load_split(way.corpus, run.held_out)
@@ -86,14 +86,14 @@ def continuation(out: Path, options: TrainOptions, way: Pretrain, group: Process
         held_out_file = write_tokens(held_out_documents, tokenizer, out / "data" / "held_out.bin")
     batches = PackedBatches(train_file, steps.batch_size, steps.block_size, run.seed, isolate)
     held_out = list(sequential_batches(held_out_file, steps.batch_size, steps.block_size, isolate))
-    said = (
+    summary = (
         f"{len(train_documents)} documents, {train_file.n_tokens} tokens for training, "
         f"{held_out_file.n_tokens} held out"
     )
-    return Prepared(tokenizer, checkpoint.model, checkpoint.published, batches, held_out, said)
+    return Setup(tokenizer, checkpoint.model, checkpoint.published, batches, held_out, summary)
 
 
-def classification(out: Path, options: TrainOptions, way: Classify, group: Processes) -> Prepared:
+def classification(out: Path, options: TrainOptions, way: Classify, group: Processes) -> Setup:
     """A model that classifies texts."""
     run, steps = options.run, options.steps
     rows = read_labelled(way.classify)
@@ -114,12 +114,12 @@ def classification(out: Path, options: TrainOptions, way: Classify, group: Proce
         refuse_other_text(out, batches.key)
         if group.rank == 0:
             tokenizer.save(out)
-    said = f"{len(sides[0])} texts of {len(batches.labels)} labels, {len(sides[1])} held out"
+    summary = f"{len(sides[0])} texts of {len(batches.labels)} labels, {len(sides[1])} held out"
     evaluated, text = list(held_out.each_once()), sides[1][0].text
     ask = shlex.quote(text if len(text) <= 200 and not text.startswith("-") else "a text")
     result = partial(accuracy, batches=evaluated)
-    return Prepared(
-        tokenizer, model, checkpoint.published, batches, evaluated, said, result=result, ask=ask
+    return Setup(
+        tokenizer, model, checkpoint.published, batches, evaluated, summary, result=result, ask=ask
     )
 
 
@@ -153,7 +153,9 @@ def refuse_other_text(out: Path, key: str) -> None:
     """Refuse to go on with a run whose text, or tokenizer, is no longer what it was."""
     recipe = out / "recipe.json"
     if recipe.is_file() and read_json(recipe).get("text", key) != key:
-        raise ValueError(f"{SAID['text']}, in {out}: give it the text it had, or another --out")
+        raise ValueError(
+            f"{DIFFERENCES['text']}, in {out}: give it the text it had, or another --out"
+        )
 
 
 def model_of(
