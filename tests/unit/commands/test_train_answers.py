@@ -175,7 +175,7 @@ def test_no_file_and_no_task_of_that_name(run, tmp_path) -> None:
         ("sft", ["--block-size", "20"], "more than block_size=20"),
         ("dpo", ["--block-size", "9"], "more than block_size=9"),
         ("sft", ["--block-size", "200"], "more than the 128 tokens"),
-        ("sft", ["--held-out", "0"], "--held-out 0.0 must be above 0 and below 1"),
+        ("sft", ["--held-out", "0"], "held_out=0.0 must be above 0 and below 1"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_leaves_nothing(
