@@ -51,8 +51,7 @@ WRONG = [
     ("-100 is taken as an index from the end of the vocabulary",
      {"logits[counts], targets[counts]": "logits.flatten(0, -2), targets.flatten()",
       "rows.gather(1, wanted[:, None])[:, 0]": "rows[torch.arange(len(rows)), wanted]",
-      "losses.sum()": "losses[counts.flatten()].sum()"},
-     "a small vocabulary has no such index"),
+      "losses.sum()": "losses[counts.flatten()].sum()"}, "a small vocabulary has no such index"),
     ("a number without a gradient", {".clamp(min=1)": ".clamp(min=1).item()",
                                      "losses.sum()": "losses.sum().item()"}),
 ]  # fmt: skip

@@ -77,8 +77,7 @@ WRONG = [
       "self.held[0] = [x[rows] for x in self.held[0]]"}),
     ("rows are a set", {"x[rows]": "x[torch.isin(torch.arange(len(x)), rows)]"}),
     ("crop counts the tokens to forget", {"x[:, :, :length]": "x[:, :, : self.length - length]"}),
-    ("all caches share their pairs",
-     {"self.held: list[list[Tensor]] =": "GrowingPairs.held ="}),
+    ("all caches share their pairs", {"self.held: list[list[Tensor]] =": "GrowingPairs.held ="}),
     ("length is a tensor", {LENGTH: LENGTH.replace("return ", "return torch.tensor(") + ")"}),
     ("positions in int32", {"keys[self.length :]": "keys[self.length :].int()"}),
 ]  # fmt: skip

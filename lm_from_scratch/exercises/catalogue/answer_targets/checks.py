@@ -142,8 +142,7 @@ WRONG = [
      {RESULT: f"{RESULT}.masked_fill(targets == {START}, IGNORE)"}, ANY),
     ("what the question holds is no target in an answer either",
      {LOOP: "asked = {i for t, i in enumerate(chat) if not any(a <= t <= b for a, b in answers)}\n"
-      f"        {LOOP}",
-      SAID: "said = torch.tensor([IGNORE if i in asked and "
+      f"        {LOOP}", SAID: "said = torch.tensor([IGNORE if i in asked and "
       f"i != {END} else i for i in chat[first : min(end + 1, length)]])"}, ANY),
     ("what does not count is 0", {"length), IGNORE)": "length), 0)"}, ONE),
     ("what does not count is -1", {"length), IGNORE)": "length), -1)"}, ONE),

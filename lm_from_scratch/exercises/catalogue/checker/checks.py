@@ -229,8 +229,7 @@ def one_answer(question: str, answer: str) -> bool:
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("minus the target counts as well",
-     {TOTAL: TOTAL.replace("total()", "abs(total())")}, ORDER),
+    ("minus the target counts as well", {TOTAL: TOTAL.replace("total()", "abs(total())")}, ORDER),
     ("compared as floating-point numbers",
      {TOTAL: TOTAL.replace("total() == int", "float(total()) == float")}, ORDER),
     ("only the value counts, whatever numbers it is made of", {SORTED: "if False:"}, USED),
@@ -281,12 +280,9 @@ WRONG = [
      first("re.sub('(?<![0-9])0+(?=[0-9])', '', answer[:201].ljust(len(answer), '!'))"), "zeros"),
     ("digits of any alphabet are let in",
      first(r"re.sub(r'\d', lambda m: str(int(m[0])), answer)"), ALPHABETS),
-    ("answers may have up to 300 characters",
-     {"> 200": "> 300"},
-     BRACKETS),
+    ("answers may have up to 300 characters", {"> 200": "> 300"}, BRACKETS),
     ("an answer of exactly 200 characters is too long", {"> 200": ">= 200"}, BRACKETS),
-    ("what is no expression raises an error",
-     {"except ValueError": "except KeyError"}, WORDS),
+    ("what is no expression raises an error", {"except ValueError": "except KeyError"}, WORDS),
     ("results below zero are refused on the way",
      {"else result - product()": "else result - product()\n            if result < 0:\n"
       "                raise ValueError"}, ORDER),
@@ -302,8 +298,7 @@ CASES = (
     Case(USED, used, "each number as often as it is given: no 0 added, none used twice",
          use=judged, points=3, teaching="what a model tries first"),
     Case(TWICE, twice,
-         "count each number; where one is the target, the others must be used as well",
-         use=judged),
+         "count each number; where one is the target, the others must be used as well", use=judged),
     Case(GLUED, glued, "the numbers are 4 and 2, and 42 is neither", use=judged,
          teaching="digits that are all there"),
     Case("zeros", zeros, "0 is a number; 00 and 07 are not", use=judged),

@@ -191,8 +191,7 @@ WRONG = [
     ("computed in float32",
      {"mask, log_probs - reference": "mask, log_probs.float() - reference",
       "detach(), 0.0)": "detach().float(), 0.0)",
-      LOSS: "loss = -F.logsigmoid(margins).mean().to(log_probs.dtype)"},
-     "float64"),
+      LOSS: "loss = -F.logsigmoid(margins).mean().to(log_probs.dtype)"}, "float64"),
     ("the caller's log-probabilities are overwritten",
      {RATIOS: f"log_probs.detach().masked_fill_(~mask, 0.0)\n    {RATIOS}"}, LENGTHS),
 ]  # fmt: skip
@@ -223,8 +222,7 @@ CASES = (
          "compute in the dtype of the log-probabilities; a small lead is a lead"),
     Case(GRADIENT, lengths, "both answers pull, in opposite directions; what is masked does not",
          gradient=True),
-    Case(FROZEN, one_pair, "detach the reference, and what is only reported", use=frozen,
-         points=2),
+    Case(FROZEN, one_pair, "detach the reference, and what is only reported", use=frozen, points=2),
 )  # fmt: skip
 
 

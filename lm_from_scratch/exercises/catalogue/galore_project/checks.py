@@ -123,120 +123,105 @@ THERE = "self.basis.mT @ grad if self.left else grad @ self.basis\n"
 BACK = "self.basis @ low if self.left else low @ self.basis.mT"
 
 
+SQUARE, REVERSE = "a square matrix", "reverse_std, a wide matrix with square coordinates"
+WIDE, TALL = "a wide matrix", "a tall matrix"
+REVERSE_TALL = "reverse_std, a tall matrix, a rank above its smaller side"
+MEMORY, BFLOAT = "what stays in memory", "a bfloat16 gradient"
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("a square matrix is taken for a wide one",
-     {"grad.shape[0] < grad.shape[1]": "grad.shape[0] <= grad.shape[1]"}, "a square matrix"),
-    ("reverse_std is taken for std",
-     {LEFT: "is_wide"}, "reverse_std, a wide matrix with square coordinates"),
+     {"grad.shape[0] < grad.shape[1]": "grad.shape[0] <= grad.shape[1]"}, SQUARE),
+    ("reverse_std is taken for std", {LEFT: "is_wide"}, REVERSE),
     ("reverse_std is taken for std, and a square matrix for a wide one",
-     {LEFT: "is_wide", "grad.shape[0] < grad": "grad.shape[0] <= grad"}, "a square matrix"),
-    ("always a right basis", {LEFT: "False"}, "a wide matrix"),
-    ("always a left basis", {LEFT: "True"}, "a tall matrix"),
-    ("std and reverse_std are exchanged", {'== "std"': '!= "std"'}, "a tall matrix"),
-    ("the columns of Vh, not its rows", {"Vh[:rank].mT": "Vh[:, :rank]"}, "a tall matrix"),
-    ("the rows of U, not its columns", {"U[:, :rank]": "U[:rank].mT"}, "a wide matrix"),
+     {LEFT: "is_wide", "grad.shape[0] < grad": "grad.shape[0] <= grad"}, SQUARE),
+    ("always a right basis", {LEFT: "False"}, WIDE),
+    ("always a left basis", {LEFT: "True"}, TALL),
+    ("std and reverse_std are exchanged", {'== "std"': '!= "std"'}, TALL),
+    ("the columns of Vh, not its rows", {"Vh[:rank].mT": "Vh[:, :rank]"}, TALL),
+    ("the rows of U, not its columns", {"U[:, :rank]": "U[:rank].mT"}, WIDE),
     ("the weakest directions, not the leading ones",
-     {LEADING: "U[:, -rank:] if self.left else Vh[-rank:].mT"}, "a tall matrix"),
+     {LEADING: "U[:, -rank:] if self.left else Vh[-rank:].mT"}, TALL),
     ("the basis is scaled by the singular values",
      {"U, _, Vh": "U, S, Vh",
-      LEADING: "U[:, :rank] * S[:rank] if self.left else Vh[:rank].mT * S[:rank]"},
-     "a tall matrix"),
+      LEADING: "U[:, :rank] * S[:rank] if self.left else Vh[:rank].mT * S[:rank]"}, TALL),
     ("the first columns of a QR: orthonormal, but not the leading directions",
-     {LEADING: "torch.linalg.qr(wide(grad) if self.left else wide(grad).mT).Q[:, :rank]"},
-     "a tall matrix"),
+     {LEADING: "torch.linalg.qr(wide(grad) if self.left else wide(grad).mT).Q[:, :rank]"}, TALL),
     ("the way back with B where its transpose belongs",
-     {"low @ self.basis.mT": "low @ self.basis"}, "a tall matrix"),
+     {"low @ self.basis.mT": "low @ self.basis"}, TALL),
     ("the way back guesses the side from the shape of the coordinates",
-     {f"return {BACK}":
-          "left = low.shape[0] <= low.shape[1]\n        "
-          + f"return {BACK}".replace("self.left", "left")},
-     "reverse_std, a wide matrix with square coordinates"),
+     {f"return {BACK}": "left = low.shape[0] <= low.shape[1]\n        "
+      + f"return {BACK}".replace("self.left", "left")}, REVERSE),
     ("the way back guesses the side from the shape of the coordinates, a square is tall",
-     {f"return {BACK}":
-          "left = low.shape[0] < low.shape[1]\n        "
-          + f"return {BACK}".replace("self.left", "left")},
-     "reverse_std, a tall matrix, a rank above its smaller side"),
+     {f"return {BACK}": "left = low.shape[0] < low.shape[1]\n        "
+      + f"return {BACK}".replace("self.left", "left")}, REVERSE_TALL),
     ("the projection gives the approximation, not the coordinates",
      {THERE:
-          "self.basis @ self.basis.mT @ grad if self.left else grad @ self.basis @ self.basis.mT\n",
-      BACK: "low"},
-     "a tall matrix"),
+      "self.basis @ self.basis.mT @ grad if self.left else grad @ self.basis @ self.basis.mT\n",
+      BACK: "low"}, TALL),
     ("a new basis from every gradient",
-     {"grad = wide(grad)\n":
-          "grad = wide(grad)\n"
-          "        U, _, Vh = torch.linalg.svd(grad, full_matrices=False)\n"
-          "        rank = self.basis.shape[1]\n"
-          f"        self.basis = ({LEADING}).clone()\n"},
-     "a tall matrix"),
+     {"grad = wide(grad)\n": "grad = wide(grad)\n"
+      "        U, _, Vh = torch.linalg.svd(grad, full_matrices=False)\n"
+      "        rank = self.basis.shape[1]\n"
+      f"        self.basis = ({LEADING}).clone()\n"}, TALL),
     ("one direction too few",
-     {LEADING: "U[:, :rank - 1] if self.left else Vh[:rank - 1].mT"}, "a tall matrix"),
+     {LEADING: "U[:, :rank - 1] if self.left else Vh[:rank - 1].mT"}, TALL),
     ("all singular vectors, beyond the smaller side too",
-     {"full_matrices=False": "full_matrices=True"},
-     "reverse_std, a tall matrix, a rank above its smaller side"),
+     {"full_matrices=False": "full_matrices=True"}, REVERSE_TALL),
     ("the basis is a view that keeps the whole factor in memory",
-     {"leading.clone()": "leading"}, "what stays in memory"),
+     {"leading.clone()": "leading"}, MEMORY),
     ("the basis is made contiguous, which need not copy it",
-     {"leading.clone()": "leading.contiguous()"}, "what stays in memory",
+     {"leading.clone()": "leading.contiguous()"}, MEMORY,
      "the same memory stays alive as with any view"),
     ("the way back takes the side whose height the coordinates have",
-     {f"return {BACK}":
-          "left = low.shape[0] != self.height\n        "
-          + f"return {BACK}".replace("self.left", "left"),
+     {f"return {BACK}": "left = low.shape[0] != self.height\n        "
+      + f"return {BACK}".replace("self.left", "left"),
       "self.basis = leading": "self.height = grad.shape[0]\n        self.basis = leading"},
      "a wide matrix, a rank above its height"),
     ("the way back takes the side whose width the coordinates have",
-     {f"return {BACK}":
-          "left = low.shape[1] == self.width\n        "
-          + f"return {BACK}".replace("self.left", "left"),
+     {f"return {BACK}": "left = low.shape[1] == self.width\n        "
+      + f"return {BACK}".replace("self.left", "left"),
       "self.basis = leading": "self.width = grad.shape[1]\n        self.basis = leading"},
      "a tall matrix, a rank above its width"),
     ("a square matrix has a right basis, with reverse_std too",
      {LEFT: 'is_wide if projection_type == "std" else grad.shape[0] > grad.shape[1]'},
      "reverse_std, a square matrix"),
     ("a square matrix has a left basis, with reverse_std too",
-     {LEFT: 'grad.shape[0] <= grad.shape[1] if projection_type == "std" else not is_wide'},
-     "a square matrix"),
+     {LEFT: 'grad.shape[0] <= grad.shape[1] if projection_type == "std" else not is_wide'}, SQUARE),
     ("the way back overwrites the coordinates",
-     {f"return {BACK}": f"back = {BACK}\n        low.zero_()\n        return back"},
-     "a tall matrix"),
+     {f"return {BACK}": f"back = {BACK}\n        low.zero_()\n        return back"}, TALL),
     ("the gradient stays in the object",
-     {"self.basis = leading": "self.grad = grad\n        self.basis = leading"},
-     "what stays in memory"),
+     {"self.basis = leading": "self.grad = grad\n        self.basis = leading"}, MEMORY),
     ("the whole factors stay in the object",
-     {"self.basis = leading": "self.U, self.Vh = U, Vh\n        self.basis = leading"},
-     "what stays in memory"),
+     {"self.basis = leading": "self.U, self.Vh = U, Vh\n        self.basis = leading"}, MEMORY),
     ("the SVD of float64 is done in float32",
      {SVD: f"[x.to(wide(grad).dtype) for x in {SVD.replace('wide(grad)', 'grad.float()')}]"},
      "float64 keeps its digits"),
     ("the basis is rounded to bfloat16",
-     {"leading.clone()": "wide(leading.to(grad.dtype, copy=True))"}, "a bfloat16 gradient"),
+     {"leading.clone()": "wide(leading.to(grad.dtype, copy=True))"}, BFLOAT),
     ("the coordinates are rounded to bfloat16",
      {"        grad = wide(grad)\n": "        given, grad = grad.dtype, wide(grad)\n",
-      f"return {THERE}": f"return wide(({THERE[:-1]}).to(given))\n"},
-     "a bfloat16 gradient"),
+      f"return {THERE}": f"return wide(({THERE[:-1]}).to(given))\n"}, BFLOAT),
 ]  # fmt: skip
 
 
 CASES = (
-    Case("a tall matrix", lambda g: used(gradient(g, 9, 5), normal(g, 9, 5), 2),
+    Case(TALL, lambda g: used(gradient(g, 9, 5), normal(g, 9, 5), 2),
          "tall (9, 5) and std: a right basis of shape (5, 2), from the rows of Vh, and "
          "coordinates of shape (9, 2)", points=2, use=there_and_back, tolerance=(1e-4, 1e-5),
          teaching="the usual case, and the first thing to read"),
-    Case("a wide matrix", lambda g: used(gradient(g, 4, 7), normal(g, 4, 7), 3),
+    Case(WIDE, lambda g: used(gradient(g, 4, 7), normal(g, 4, 7), 3),
          "wide (4, 7) and std: a left basis of shape (4, 3), from the columns of U", points=2,
          use=there_and_back, tolerance=(1e-4, 1e-5),
          teaching="the other side, before reverse_std mixes in"),
-    Case("a square matrix", lambda g: used(gradient(g, 6, 6), normal(g, 6, 6), 2, "std"),
+    Case(SQUARE, lambda g: used(gradient(g, 6, 6), normal(g, 6, 6), 2, "std"),
          "a square matrix counts as tall: nothing but the numbers shows the side",
          use=there_and_back, tolerance=(1e-4, 1e-5)),
-    Case("reverse_std, a wide matrix with square coordinates",
-         lambda g: used(gradient(g, 5, 8), normal(g, 5, 8), 5, "reverse_std"),
+    Case(REVERSE, lambda g: used(gradient(g, 5, 8), normal(g, 5, 8), 5, "reverse_std"),
          "reverse_std takes the longer side: (5, 8) has a right basis here. At rank 5 the "
          "coordinates have shape (5, 5), which does not tell the side: remember it",
          use=there_and_back, tolerance=(1e-4, 1e-5)),
-    Case("reverse_std, a tall matrix, a rank above its smaller side",
-         lambda g: used(gradient(g, 7, 4), normal(g, 7, 4), 6, "reverse_std"),
+    Case(REVERSE_TALL, lambda g: used(gradient(g, 7, 4), normal(g, 7, 4), 6, "reverse_std"),
          "there are only min(m, n) leading directions, here 4. Coordinates of shape (4, 4) do not "
          "tell the side", use=there_and_back, tolerance=(1e-4, 1e-5)),
     Case("a wide matrix, a rank above its height",
@@ -252,13 +237,13 @@ CASES = (
          lambda g: used(gradient(g, 6, 6), normal(g, 6, 6), 2, "reverse_std"),
          "a square matrix counts as tall, so that reverse_std takes the left side",
          use=there_and_back, tolerance=(1e-4, 1e-5)),
-    Case("what stays in memory", held,
+    Case(MEMORY, held,
          "a slice is a view, and keeps the whole factor alive: copy it. .contiguous() need not "
          "copy, .clone() does. Keep neither gradient nor factors in the object", points=2,
          use=kept),
     Case("float64 keeps its digits", double, "convert to float32 only what has fewer digits",
          use=there_and_back),
-    Case("a bfloat16 gradient", brain,
+    Case(BFLOAT, brain,
          "there is no SVD in bfloat16: convert, and keep float32 for basis and coordinates",
          use=there_and_back, tolerance=(1e-4, 1e-5)),
 )  # fmt: skip

@@ -150,10 +150,9 @@ WRONG = [
     ("the number of the role ends the words of the assistant",
      {"if inside:": "if inside and chat[place] != ASSISTANT:"}, TEXT),
     ("token 0 is left out", {"if inside:": "if inside and chat[place] != 0:"}, TEXT),
-    ("only the first answer of a chat counts",
-     after("for row, chat in zip(targets, chats):\n"
-           "        turns = [i for i, token in enumerate(chat) if token == START]\n"
-           f"        row[turns[2] if {END} in chat and turns[2:] else T :] = IGNORE"), TURNS),
+    ("only the first answer of a chat counts", after("for row, chat in zip(targets, chats):\n"
+     "        turns = [i for i, token in enumerate(chat) if token == START]\n"
+     f"        row[turns[2] if {END} in chat and turns[2:] else T :] = IGNORE"), TURNS),
     ("only the last answer of a chat counts",
      {IS_ROLE: f"{IS_ROLE}\n                row[:place] = IGNORE"}, TURNS),
     ("an answer counts only if its end is there",

@@ -131,68 +131,59 @@ def each(order: str = "enumerate(rows.tolist())", move: str = "part[beam] = part
     return f"for beam, parent in {order}:\n            {move}\n        _ = 0"
 
 
+LOST, MOVED, PAIRS = "parents 0, 0, 1", "parents 1, 2, 2", "three prompts with two beams"
+CACHE = "the cache stays a cache"
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the code as found",
-     {ROWS: "rows = parents.flatten()",
-      LOOP: "for part in cache.keys:",
-      COPY: each(),
-      RETURN: "return tuple(zip(cache.keys, cache.values))"},
-     "parents 0, 0, 1"),
-    ("a parent is overwritten before it is read", {COPY: each()}, "parents 0, 0, 1"),
-    ("values stay behind", {LOOP: "for part in cache.keys:"}, "parents 1, 2, 2"),
+     {ROWS: "rows = parents.flatten()", LOOP: "for part in cache.keys:", COPY: each(),
+      RETURN: "return tuple(zip(cache.keys, cache.values))"}, LOST),
+    ("a parent is overwritten before it is read", {COPY: each()}, LOST),
+    ("values stay behind", {LOOP: "for part in cache.keys:"}, MOVED),
     ("a parent is overwritten, and the second prompt follows the beams of the first",
-     {ROWS: "rows = parents.flatten()", COPY: each()}, "parents 0, 0, 1"),
+     {ROWS: "rows = parents.flatten()", COPY: each()}, LOST),
     ("the second prompt follows the beams of the first",
      {ROWS: "rows = parents.flatten()"}, "two prompts, parents 1, 1, 2 and 2, 2, 2"),
     ("the rows of a prompt begin at its number times the number of prompts",
-     {ROWS: "rows = (parents + P * torch.arange(P)[:, None]).flatten() % (P * n)"},
-     "three prompts with two beams"),
+     {ROWS: "rows = (parents + P * torch.arange(P)[:, None]).flatten() % (P * n)"}, PAIRS),
     ("nothing is moved if the beams of the first prompt stay",
-     {ROWS: f"if parents[0].equal(torch.arange(n)):\n        return cache\n    {ROWS}"},
-     "three prompts with two beams"),
+     {ROWS: f"if parents[0].equal(torch.arange(n)):\n        return cache\n    {ROWS}"}, PAIRS),
     ("parents are taken for children: beam i is written to row parents[i]",
      {COPY: "part[rows] = part.clone()"}, "parents 2, 0, 1, 3"),
     ("beams are exchanged with their parents, not copied from them",
-     {COPY: each(move="part[[beam, parent]] = part[[parent, beam]]")}, "parents 0, 0, 1"),
+     {COPY: each(move="part[[beam, parent]] = part[[parent, beam]]")}, LOST),
     ("the loop runs backwards, where other parents are overwritten",
-     {COPY: each("reversed(list(enumerate(rows.tolist())))")}, "parents 1, 2, 2"),
+     {COPY: each("reversed(list(enumerate(rows.tolist())))")}, MOVED),
     ("copies from behind first, then those from the front: a ring needs a third place",
      {COPY: each(
-          "sorted(enumerate(rows.tolist()), key=lambda pair: (pair[1] < pair[0], "
-          "pair[0] if pair[1] >= pair[0] else -pair[0]))"
-      )},
-     "parents 2, 0, 1, 3"),
+      "sorted(enumerate(rows.tolist()), key=lambda pair: (pair[1] < pair[0], "
+      "pair[0] if pair[1] >= pair[0] else -pair[0]))"
+      )}, "parents 2, 0, 1, 3"),
     ("values become copies of the keys",
-     {LOOP:
-          "for k, v in zip(cache.keys, cache.values):\n        v.copy_(k[rows])\n"
-          "    for part in cache.keys:"},
-     "parents 1, 2, 2"),
+     {LOOP: "for k, v in zip(cache.keys, cache.values):\n        v.copy_(k[rows])\n"
+      "    for part in cache.keys:"}, MOVED),
     ("only the first layer follows",
-     {LOOP: "for part in (cache.keys[0], cache.values[0]):"}, "parents 1, 2, 2"),
+     {LOOP: "for part in (cache.keys[0], cache.values[0]):"}, MOVED),
     ("the copy of layer 0 serves all layers",
-     {LOOP:
-          "old = [cache.keys[0].clone(), cache.values[0].clone()]\n    "
-          "for i, part in enumerate(cache.keys + cache.values):",
-      COPY: "part.copy_(old[i // len(cache.keys)][rows])"},
-     "every beam is its own parent"),
+     {LOOP: "old = [cache.keys[0].clone(), cache.values[0].clone()]\n    "
+      "for i, part in enumerate(cache.keys + cache.values):",
+      COPY: "part.copy_(old[i // len(cache.keys)][rows])"}, "every beam is its own parent"),
     ("the beams are put in the order of their parents",
      {ROWS: f"{ROWS}.sort().values"}, "parents 2, 0, 1, 3"),
     ("the newest token stays behind",
-     {COPY: "part[:, :, : cache.length - 1] = part[rows][:, :, : cache.length - 1]"},
-     "parents 0, 0, 1"),
+     {COPY: "part[:, :, : cache.length - 1] = part[rows][:, :, : cache.length - 1]"}, LOST),
     ("new tensors in the lists, instead of new numbers in the tensors",
-     {LOOP:
-          "cache.keys = [part[rows] for part in cache.keys]\n"
-          "    cache.values = [part[rows] for part in cache.values]\n    for part in ():"},
+     {LOOP: "cache.keys = [part[rows] for part in cache.keys]\n"
+      "    cache.values = [part[rows] for part in cache.values]\n    for part in ():"},
      "the buffers stay where they are"),
     ("only new names: the tensors in the lists stay as they were",
-     {COPY: "part = part[rows]"}, "parents 0, 0, 1"),
+     {COPY: "part = part[rows]"}, LOST),
     ("the result is a tuple of tensors",
-     {RETURN: "return tuple(zip(cache.keys, cache.values))"}, "the cache stays a cache"),
-    ("nothing is returned", {RETURN: "return None"}, "the cache stays a cache"),
+     {RETURN: "return tuple(zip(cache.keys, cache.values))"}, CACHE),
+    ("nothing is returned", {RETURN: "return None"}, CACHE),
     ("index_select writes into what it reads",
-     {COPY: "torch.index_select(part, 0, rows, out=part)"}, "parents 0, 0, 1"),
+     {COPY: "torch.index_select(part, 0, rows, out=part)"}, LOST),
 ]  # fmt: skip
 
 
@@ -200,12 +191,10 @@ CASES = (
     Case("every beam is its own parent", lambda g: with_parents(g, [0, 1, 2]),
          "nothing moves, and nothing may be lost", use=moved, guard=True,
          teaching="what the code as found did right"),
-    Case("parents 1, 2, 2", from_behind,
-         "compare keys with values: both must follow, in every layer", points=2, use=moved,
-         teaching="a loop in place is right here, so that only what is left out shows"),
-    Case("parents 0, 0, 1", continued_twice,
-         "beam 2 needs beam 1 as it was before beam 1 became a copy of beam 0", points=3,
-         use=moved,
+    Case(MOVED, from_behind, "compare keys with values: both must follow, in every layer", points=2,
+         use=moved, teaching="a loop in place is right here, so that only what is left out shows"),
+    Case(LOST, continued_twice,
+         "beam 2 needs beam 1 as it was before beam 1 became a copy of beam 0", points=3, use=moved,
          teaching="the step of the page, and the plainest where a parent is overwritten"),
     Case("parents 2, 0, 1, 3", lambda g: with_parents(g, [2, 0, 1, 3]),
          "three beams change places in a ring: no order of single copies is right", use=moved),
@@ -213,11 +202,11 @@ CASES = (
          lambda g: with_parents(g, [1, 1, 2], [2, 2, 2]),
          "parent 2 of the second prompt is row 3 + 2", points=2, use=moved,
          teaching="two prompts, without a parent that is overwritten"),
-    Case("three prompts with two beams", lambda g: with_parents(g, [0, 1], [1, 1], [0, 0]),
+    Case(PAIRS, lambda g: with_parents(g, [0, 1], [1, 1], [0, 0]),
          "the rows of prompt p begin at p times the number of beams", use=moved),
     Case("the buffers stay where they are", continued_twice,
          "write into the tensors; do not put others into the lists", use=same_memory),
-    Case("the cache stays a cache", from_behind,
+    Case(CACHE, from_behind,
          "a tuple of tensors has neither `length` nor `append`", use=same_cache),
     Case("two steps, new tokens between them", twice_the_same,
          "two beams with one parent go on with different tokens", use=two_steps,

@@ -91,40 +91,31 @@ LOAD = 'value = tl.load(x + place, mask=inside, other=-float("inf"))'
 TOP = "top = tl.max(value, axis=0)"
 STORE = "tl.store(out + place, value - top, mask=inside)"
 
+BELOW, BEHIND = "rows without a number above 0", "nothing is written behind the last row"
+LOW = "numbers near -30000"
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("the code as found",
-     {OTHER: "other=0.0", ", mask=inside)\n": ")\n"}, "rows without a number above 0"),
-    ("the padding is repaired, the store still has no mask",
-     {", mask=inside)\n": ")\n"}, "nothing is written behind the last row"),
-    ("the store is repaired, the padding is still 0",
-     {OTHER: "other=0.0"}, "rows without a number above 0"),
-    ("the padding is -10000, which can be the maximum",
-     {OTHER: "other=-10000.0"}, "numbers near -30000"),
+    ("the code as found", {OTHER: "other=0.0", ", mask=inside)\n": ")\n"}, BELOW),
+    ("the padding is repaired, the store still has no mask", {", mask=inside)\n": ")\n"}, BEHIND),
+    ("the store is repaired, the padding is still 0", {OTHER: "other=0.0"}, BELOW),
+    ("the padding is -10000, which can be the maximum", {OTHER: "other=-10000.0"}, LOW),
     ("what holds minus infinity is not stored, be it padding or a number",
      {STORE: STORE.replace("inside", "value > -float('inf')")}, "places of minus infinity"),
     ("a number that is 0 is taken for padding",
      {OTHER: "other=0.0", TOP: 'top = tl.max(tl.where(value != 0, value, -float("inf")), axis=0)'},
-     "rows without a number above 0"),
+     BELOW),
     ("the load has no mask either: the next row counts",
-     {LOAD: "value = tl.load(x + place)"}, "rows without a number above 0"),
-    ("the mask lets one lane too many in",
-     {"column < width": "column <= width"}, "nothing is written behind the last row"),
-    ("at most 64 lanes are used",
-     {"column < width": "column < tl.minimum(width, 64)"}, "numbers near -30000"),
+     {LOAD: "value = tl.load(x + place)"}, BELOW),
+    ("the mask lets one lane too many in", {"column < width": "column <= width"}, BEHIND),
+    ("at most 64 lanes are used", {"column < width": "column < tl.minimum(width, 64)"}, LOW),
     ("the largest absolute number",
-     {TOP: "top = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0)"},
-     "rows without a number above 0"),
-    ("the smallest number",
-     {OTHER: "other=float('inf')", "tl.max(": "tl.min("}, "rows without a number above 0"),
-    ("the first number of the row for the largest",
-     {TOP: "top = tl.load(x + row * width)"}, "rows without a number above 0"),
-    ("the distance has the other sign",
-     {"value - top": "top - value"}, "rows without a number above 0"),
-    ("rows are BLOCK numbers apart",
-     {"row * width": "row * BLOCK"}, "rows without a number above 0"),
-    ("only the first row is computed",
-     {"row = tl.program_id(0)": "row = 0"}, "rows without a number above 0"),
+     {TOP: "top = tl.max(tl.where(inside, tl.abs(value), 0.0), axis=0)"}, BELOW),
+    ("the smallest number", {OTHER: "other=float('inf')", "tl.max(": "tl.min("}, BELOW),
+    ("the first number of the row for the largest", {TOP: "top = tl.load(x + row * width)"}, BELOW),
+    ("the distance has the other sign", {"value - top": "top - value"}, BELOW),
+    ("rows are BLOCK numbers apart", {"row * width": "row * BLOCK"}, BELOW),
+    ("only the first row is computed", {"row = tl.program_id(0)": "row = 0"}, BELOW),
 ]  # fmt: skip
 
 
@@ -135,16 +126,16 @@ CASES = (
     Case("rows of both signs, shorter than the block", short,
          "row r begins at r * width, in x and in out", use=results, guard=True,
          teaching="one of the tests that the code as found has passed"),
-    Case("rows without a number above 0", below_zero,
+    Case(BELOW, below_zero,
          "print the whole block in the kernel: what stands in the lanes behind the row?", points=3,
          use=results),
-    Case("numbers near -30000", lambda g: call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128),
+    Case(LOW, lambda g: call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128),
          "no number that is written down in the code is small enough for every row, but one",
          points=2, use=results),
     Case("places of minus infinity", hidden,
          "whether a lane belongs to the row is a matter of its column, not of its number", points=2,
          use=results),
-    Case("nothing is written behind the last row", short,
+    Case(BEHIND, short,
          "a block has BLOCK lanes, also when it is stored; in the interpreter the next row "
          "repairs what the row before has spoilt, except behind the last", points=3, use=around),
 )  # fmt: skip

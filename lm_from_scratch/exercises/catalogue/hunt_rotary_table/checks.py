@@ -295,8 +295,7 @@ COS = "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"
 WRONG = [
     ("the code as found",
      {"class Rotary(nn.Module):":
-          "class Rotary(Rotary_as_found):\n    pass\n\n\nclass Other(nn.Module):"},
-     LONG),
+      "class Rotary(Rotary_as_found):\n    pass\n\n\nclass Other(nn.Module):"}, LONG),
     ("half fixed: long enough for the positions, but in the dtype of the module", OwnDtype, LONG),
     ("half fixed: float32, but still cut to the number of keys",
      by_keys(lambda at, keys: torch.arange(keys)[at]), KEYS),
@@ -307,8 +306,7 @@ WRONG = [
     ("speeds and positions are in the dtype of x", InDtypeOfCall, LONG),
     ("positions are ignored: every row is taken to begin at 0",
      {"positions[:, None, :, None]":
-          "torch.arange(positions.shape[1]).expand_as(positions)[:, None, :, None]"},
-     KEYS),
+      "torch.arange(positions.shape[1]).expand_as(positions)[:, None, :, None]"}, KEYS),
     ("all rows are given the positions of the first",
      {"positions[:, None, :, None]": "positions[:1].expand_as(positions)[:, None, :, None]"}, KEYS),
     ("theta is always 10000", {"self.theta **": "10000.0 **"}, TWO),
@@ -316,8 +314,7 @@ WRONG = [
      table(lambda at, keys: int(at.max())), KEYS),
     ("positions outside of the table get its last row",
      by_keys(lambda at, keys: at.clamp(max=keys - 1)), KEYS),
-    ("positions outside of the table begin again at 0",
-     by_keys(lambda at, keys: at % keys), KEYS),
+    ("positions outside of the table begin again at 0", by_keys(lambda at, keys: at % keys), KEYS),
     ("every row is moved to begin at 0",
      table(places=lambda at, keys: at - at.amin(1, keepdim=True)), KEYS),
     ("the positions given are ignored: those of the last keys are taken",

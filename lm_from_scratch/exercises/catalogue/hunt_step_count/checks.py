@@ -211,93 +211,76 @@ def counted(by: str) -> dict[str, str]:
     return {POWERS[0]: f"betas[0] ** ({by})", POWERS[1]: f"betas[1] ** ({by})"}
 
 
+LATE, SPARSE = "a first gradient in step 10", "a sparse gradient, refused before anything moves"
+PLAIN, GAPS = "every parameter in every step", "gradients with gaps"
+NEVER, ALIKE = "a parameter that never has a gradient", "parameters that look alike, in float64"
+AFTERWARDS = "the steps after a refused one"
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("the code as found",
-     {CHECK: f"    return update_group_as_found({ALL})\n"}, "a first gradient in step 10"),
+    ("the code as found", {CHECK: f"    return update_group_as_found({ALL})\n"}, LATE),
     ("the refusal is repaired, the count is still that of the group",
-     {CHECK: CHECK + GROUP} | counted('state["t"]'), "a first gradient in step 10"),
+     {CHECK: CHECK + GROUP} | counted('state["t"]'), LATE),
     ("the count is repaired, a sparse gradient is still found half way",
-     {CHECK: "", NONE: NONE + INSIDE}, "a sparse gradient, refused before anything moves"),
+     {CHECK: "", NONE: NONE + INSIDE}, SPARSE),
     ("a gradient of zeros is taken for none",
-     {NONE: "        if grad is None or not grad.any():\n            continue\n"},
-     "every parameter in every step"),
+     {NONE: "        if grad is None or not grad.any():\n            continue\n"}, PLAIN),
     ("sparse gradients are looked for up to the first missing one",
      {CHECK: "    for grad in grads:\n        if grad is None:\n            break\n" + INSIDE},
-     "a sparse gradient, refused before anything moves"),
-    ("always the same betas",
-     {CHECK: CHECK + "    betas = (0.9, 0.999)\n"}, "every parameter in every step"),
+     SPARSE),
+    ("always the same betas", {CHECK: CHECK + "    betas = (0.9, 0.999)\n"}, PLAIN),
     ("one count for all, raised once for each parameter",
-     {COUNT: 'state["t"] = state.get("t", 0) + 1'} | counted('state["t"]'),
-     "a first gradient in step 10"),
+     {COUNT: 'state["t"] = state.get("t", 0) + 1'} | counted('state["t"]'), LATE),
     ("a count for each parameter, raised also without a gradient",
      {NONE: "        state[-1 - i] = state.get(-1 - i, 0) + 1\n" + NONE}
-     | counted("state[-1 - i]"),
-     "a first gradient in step 10", "such a count is that of the group"),
+     | counted("state[-1 - i]"), LATE, "such a count is that of the group"),
     ("the count is that of the group, less the steps before the first gradient",
      {CHECK: CHECK + GROUP, '{"step": 0,': '{"step": 0, "from": state["t"] - 1,'}
-     | counted('state["t"] - state[i]["from"]'),
-     "gradients with gaps"),
+     | counted('state["t"] - state[i]["from"]'), GAPS),
     ("the count of the group begins anew when a parameter is new",
      {CHECK: CHECK + GROUP, "zeros = torch": 'state["t"] = 1\n            zeros = torch'}
-     | counted('state["t"]'),
-     "gradients with gaps"),
+     | counted('state["t"]'), GAPS),
     ("only the first mean is corrected by the parameter's own count",
-     {CHECK: CHECK + GROUP, POWERS[1]: 'betas[1] ** state["t"]'}, "a first gradient in step 10"),
+     {CHECK: CHECK + GROUP, POWERS[1]: 'betas[1] ** state["t"]'}, LATE),
     ("only the mean of the squares is corrected by the parameter's own count",
-     {CHECK: CHECK + GROUP, POWERS[0]: 'betas[0] ** state["t"]'}, "a first gradient in step 10"),
-    ("no bias correction at all", counted("1e9"), "every parameter in every step"),
+     {CHECK: CHECK + GROUP, POWERS[0]: 'betas[0] ** state["t"]'}, LATE),
+    ("no bias correction at all", counted("1e9"), PLAIN),
     ("a missing gradient is taken for zeros",
-     {NONE: "        grad = torch.zeros_like(p) if grad is None else grad\n"},
-     "a parameter that never has a gradient"),
+     {NONE: "        grad = torch.zeros_like(p) if grad is None else grad\n"}, NEVER),
     ("a parameter without a gradient decays",
-     {NONE:
-          "        if grad is None:\n            p.mul_(1 - lr * weight_decay)\n"
-          "            continue\n"},
-     "a parameter that never has a gradient"),
+     {NONE: "        if grad is None:\n            p.mul_(1 - lr * weight_decay)\n"
+      "            continue\n"}, NEVER),
     ("a parameter starts anew after a step without a gradient",
-     {NONE: NONE.replace("continue", "state.pop(i, None)\n            continue")},
-     "gradients with gaps"),
+     {NONE: NONE.replace("continue", "state.pop(i, None)\n            continue")}, GAPS),
     ("the state is kept by shape, so that parameters of one shape share it",
-     {"        grad = grads[i]\n": "        grad, i = grads[i], tuple(p.shape)\n"},
-     "parameters that look alike, in float64"),
+     {"        grad = grads[i]\n": "        grad, i = grads[i], tuple(p.shape)\n"}, ALIKE),
     ("a new tensor in the list, in the place of the parameter",
      {"p.mul_(1 - lr * weight_decay).sub_(lr * direction)":
-          "params[i] = p * (1 - lr * weight_decay) - lr * direction"},
-     "every parameter in every step"),
+      "params[i] = p * (1 - lr * weight_decay) - lr * direction"}, PLAIN),
     ("the means are kept in float32",
-     {"zeros = torch.zeros_like(p)": "zeros = torch.zeros_like(p, dtype=torch.float32)"},
-     "parameters that look alike, in float64"),
+     {"zeros = torch.zeros_like(p)": "zeros = torch.zeros_like(p, dtype=torch.float32)"}, ALIKE),
     ("a sparse gradient is made dense and used",
-     {CHECK: "    grads = [g.to_dense() if g is not None else g for g in grads]\n"},
-     "a sparse gradient, refused before anything moves"),
+     {CHECK: "    grads = [g.to_dense() if g is not None else g for g in grads]\n"}, SPARSE),
     ("a sparse gradient is passed over, the others are used",
-     {CHECK: "", NONE: NONE.replace("is None", "is None or grad.is_sparse")},
-     "a sparse gradient, refused before anything moves"),
+     {CHECK: "", NONE: NONE.replace("is None", "is None or grad.is_sparse")}, SPARSE),
     ("a sparse gradient ends the call without a word",
      {CHECK: CHECK.replace(
-          'raise ValueError("sparse gradients are not supported")', "return"
-      )},
-     "a sparse gradient, refused before anything moves"),
-    ("the counts are raised before the refusal",
-     {
+      'raise ValueError("sparse gradients are not supported")', "return"
+      )}, SPARSE),
+    ("the counts are raised before the refusal", {
          CHECK: "    for i in range(len(params)):\n"
          "        if grads[i] is not None:\n"
          "            state[-1 - i] = state.get(-1 - i, 0) + 1\n" + CHECK
      }
-     | counted("state[-1 - i]"),
-     "the steps after a refused one"),
+     | counted("state[-1 - i]"), AFTERWARDS),
     ("the parameters are set back after a refusal, the means are not",
-     {CHECK: "    old = [p.clone() for p in params]\n",
-      NONE:
-          NONE
-          + INSIDE.replace(
-              "            raise",
-              "            for q, before in zip(params, old):\n"
-              "                q.copy_(before)\n"
-              "            raise",
-          )},
-     "the steps after a refused one"),
+     {CHECK: "    old = [p.clone() for p in params]\n", NONE: NONE
+      + INSIDE.replace(
+      "            raise",
+      "            for q, before in zip(params, old):\n"
+      "                q.copy_(before)\n"
+      "            raise",
+      )}, AFTERWARDS),
     ("eps before the bias correction",
      {"((v / correction2).sqrt() + eps)": "(v.sqrt() + eps) * correction2**0.5"},
      "gradients near 1e-6, eps 1e-6"),
@@ -305,30 +288,28 @@ WRONG = [
 
 
 CASES = (
-    Case("every parameter in every step", all_of_them,
+    Case(PLAIN, all_of_them,
          "this was right before: compare what you changed with the code as found", use=run,
          guard=True),
     Case("gradients near 1e-6, eps 1e-6", near_eps,
          "eps is added after the bias correction, as in the code as found", use=run, guard=True,
          teaching="a repair must not move eps"),
-    Case("a parameter that never has a gradient", without,
-         "None is not a gradient of zeros: no decay, no step", use=run, guard=True,
+    Case(NEVER, without, "None is not a gradient of zeros: no decay, no step", use=run, guard=True,
          teaching="a repair must not let it decay"),
-    Case("a first gradient in step 10", late,
+    Case(LATE, late,
          "with its first gradient, whenever that comes, a parameter moves by lr: 0.01. What is "
          "divided by 1 - beta**10 here?", points=3, use=last,
          teaching="the number of the first report"),
-    Case("gradients with gaps", some,
+    Case(GAPS, some,
          "the count grows with the gradients of this parameter, neither with the calls nor with "
          "those of its neighbours", points=2, use=run),
-    Case("parameters that look alike, in float64", alike,
+    Case(ALIKE, alike,
          "three parameters of one shape and one value are still three; the means have the dtype "
          "of the parameter", use=run),
-    Case("a sparse gradient, refused before anything moves", two,
+    Case(SPARSE, two,
          "look at all gradients before the first parameter is touched", points=2, use=caught),
-    Case("the steps after a refused one", five,
-         "a refused call must not leave anything in the state, not even a count", points=2,
-         use=went_on),
+    Case(AFTERWARDS, five, "a refused call must not leave anything in the state, not even a count",
+         points=2, use=went_on),
 )  # fmt: skip
 
 

@@ -219,79 +219,67 @@ ONE_DTYPE = """\
     model.load_state_dict(dict(state))
 """
 
+OPTIMIZER = "the optimizer trains the model"
+REFUSED = "a wrong name is refused, and nothing stays set"
+GLOBAL, TWICE = "global settings are as they were", "another model loads the same state dict"
+VALUES = "values, dtypes and what is frozen"
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("the code as found", {BODY: AS_FOUND}, "the optimizer trains the model"),
+    ("the code as found", {BODY: AS_FOUND}, OPTIMIZER),
     ("a plain dict, still assigned",
-     {BODY: "    model.load_state_dict(dict(state), assign=True)\n"},
-     "the optimizer trains the model"),
+     {BODY: "    model.load_state_dict(dict(state), assign=True)\n"}, OPTIMIZER),
     ("copies are assigned: the optimizer is still left behind",
-     {BODY: f"    {COPIES}\n    model.load_state_dict(copies, assign=True)\n"},
-     "the optimizer trains the model"),
+     {BODY: f"    {COPIES}\n    model.load_state_dict(copies, assign=True)\n"}, OPTIMIZER),
     ("assigned and tied again, without the optimizer",
-     {BODY:
-          f"    {COPIES}\n    model.load_state_dict(copies, assign=True)\n"
-          "    model.head.weight = model.embed.weight\n"},
-     "the optimizer trains the model"),
+     {BODY: f"    {COPIES}\n    model.load_state_dict(copies, assign=True)\n"
+      "    model.head.weight = model.embed.weight\n"}, OPTIMIZER),
     ("the flag stays on when a name is refused",
-     {FINALLY: f"    model.load_state_dict(copies, assign=True)\n    {RESTORED}\n"},
-     "a wrong name is refused, and nothing stays set"),
-    ("the flag stays on",
-     {FINALLY: "    model.load_state_dict(copies, assign=True)\n"},
-     "global settings are as they were"),
+     {FINALLY: f"    model.load_state_dict(copies, assign=True)\n    {RESTORED}\n"}, REFUSED),
+    ("the flag stays on", {FINALLY: "    model.load_state_dict(copies, assign=True)\n"}, GLOBAL),
     ("the flag is off afterwards, even if it was on",
-     {"conversion(flag)": "conversion(False)"}, "global settings are as they were"),
+     {"conversion(flag)": "conversion(False)"}, GLOBAL),
     ("a plain dict, but in the memory of the checkpoint",
      {COPIES: "copies = dict(state)"}, "training leaves the checkpoint alone"),
-    ("swapped, but the state dict is given as it is",
-     {COPIES: "copies = state"}, "another model loads the same state dict"),
+    ("swapped, but the state dict is given as it is", {COPIES: "copies = state"}, TWICE),
     ("a copy of the state dict that shares what it carries",
-     {COPIES:
-          "import copy\n\n    copies = copy.copy(state)\n"
-          "    copies.update({name: tensor.clone() for name, tensor in state.items()})"},
-     "another model loads the same state dict"),
+     {COPIES: "import copy\n\n    copies = copy.copy(state)\n"
+      "    copies.update({name: tensor.clone() for name, tensor in state.items()})"}, TWICE),
     ("the model's dtype stays: values are copied",
-     {BODY: "    model.load_state_dict(dict(state))\n"}, "values, dtypes and what is frozen"),
-    ("one dtype for the whole model", {BODY: ONE_DTYPE}, "values, dtypes and what is frozen"),
-    ("a frozen parameter wants a gradient", {BODY: SWAPPED}, "values, dtypes and what is frozen"),
-    ("missing and unknown names pass",
-     {"assign=True": "assign=True, strict=False"},
-     "a wrong name is refused, and nothing stays set"),
+     {BODY: "    model.load_state_dict(dict(state))\n"}, VALUES),
+    ("one dtype for the whole model", {BODY: ONE_DTYPE}, VALUES),
+    ("a frozen parameter wants a gradient", {BODY: SWAPPED}, VALUES),
+    ("missing and unknown names pass", {"assign=True": "assign=True, strict=False"}, REFUSED),
     ("missing names pass",
-     {BODY:
-          "    if unknown := state.keys() - model.state_dict().keys():\n"
-          "        raise RuntimeError(unknown)\n"
-          + POURED.replace("\n", "\n        if name not in state:\n            continue\n", 1)},
-     "a wrong name is refused, and nothing stays set"),
+     {BODY: "    if unknown := state.keys() - model.state_dict().keys():\n"
+      "        raise RuntimeError(unknown)\n"
+      + POURED.replace("\n", "\n        if name not in state:\n            continue\n", 1)},
+     REFUSED),
     ("unknown names pass",
      {BODY: POURED.replace(
-          "    for",
-          "    if missing := model.state_dict().keys() - state.keys():\n"
-          "        raise RuntimeError(missing)\n    for",
-      )},
-     "a wrong name is refused, and nothing stays set"),
+      "    for",
+      "    if missing := model.state_dict().keys() - state.keys():\n"
+      "        raise RuntimeError(missing)\n    for",
+      )}, REFUSED),
     ("the loaded names are returned",
      {"        model.load_state_dict(copies, assign=True)\n":
-          "        return model.load_state_dict(copies, assign=True)\n"},
-     "values, dtypes and what is frozen"),
+      "        return model.load_state_dict(copies, assign=True)\n"}, VALUES),
     ("the default dtype of torch stays that of the checkpoint",
      {f"    {COPIES}":
-          f"    torch.set_default_dtype(next(iter(state.values())).dtype)\n    {COPIES}"},
-     "global settings are as they were"),
+      f"    torch.set_default_dtype(next(iter(state.values())).dtype)\n    {COPIES}"}, GLOBAL),
 ]  # fmt: skip
 
 
 CASES = (
-    Case("values, dtypes and what is frozen", half_and_single,
+    Case(VALUES, half_and_single,
          "every tensor keeps the dtype that it has in the state dict, and a new Parameter wants a "
          "gradient unless you say otherwise", use=arrives, guard=True),
-    Case("a wrong name is refused, and nothing stays set", half_and_single,
+    Case(REFUSED, half_and_single,
          "a missing or an unknown name is a RuntimeError, and what you have set is taken back "
          "then, too", use=refuses, guard=True),
-    Case("global settings are as they were", half_and_single,
-         "read the flag first, and put back what you have read, not False", use=leaves_settings,
-         guard=True),
-    Case("the optimizer trains the model", half_and_single,
+    Case(GLOBAL, half_and_single, "read the flag first, and put back what you have read, not False",
+         use=leaves_settings, guard=True),
+    Case(OPTIMIZER, half_and_single,
          "compare the id of each weight with those that the optimizer holds, before and after",
          points=3, use=trains),
     Case("the head stays tied", half_and_single,
@@ -300,7 +288,7 @@ CASES = (
          teaching="untying the head strands the optimizer, too; here the tie is seen alone"),
     Case("training leaves the checkpoint alone", half_and_single,
          "what is assigned lies in the memory of the state dict", points=3, use=leaves_checkpoint),
-    Case("another model loads the same state dict", half_and_single,
+    Case(TWICE, half_and_single,
          "a state dict of torch has an attribute _metadata: print it before and after", points=2,
          use=loads_again),
 )  # fmt: skip

@@ -102,8 +102,7 @@ WRONG = [
     ("divided by the root of Dn, without the turned features", {"math.sqrt(D)": "math.sqrt(Dn)"},
      PLAIN),
     ("no root at all", {" / math.sqrt(D)": ""}, PLAIN),
-    ("the turned key is left out",
-     {"q[..., Dn:]], dim=-1)": "0 * q[..., Dn:]], dim=-1)"}, PLAIN),
+    ("the turned key is left out", {"q[..., Dn:]], dim=-1)": "0 * q[..., Dn:]], dim=-1)"}, PLAIN),
     ("the first features of a query are taken for the turned ones",
      {"[q[..., :Dn] @ w_k, q[..., Dn:]]": "[q[..., D - Dn :] @ w_k, q[..., : D - Dn]]"}, PLAIN),
     ("the matrices of keys and values are exchanged",
@@ -122,10 +121,8 @@ WRONG = [
     ("hidden scores are 0, a score like any other", {"-torch.inf": "0.0"}, PLAIN),
     ("the softmax runs over the queries", {".softmax(-1)": ".softmax(-2)"}, PLAIN),
     ("exponentials without the maximum subtracted",
-     {FILL:
-          "scores.masked_fill(future, -torch.inf).exp()\n"
-          "    weights = weights / weights.sum(-1, keepdim=True)"},
-     "scores of hundreds",
+     {FILL: "scores.masked_fill(future, -torch.inf).exp()\n"
+      "    weights = weights / weights.sum(-1, keepdim=True)"}, "scores of hundreds",
      "its results are NaN or equal to the right ones, and all NaN look alike"),
     ("squeeze removes the axis of a single query",
      {"mean @ w_v.mT": "(mean @ w_v.mT).squeeze()"}, "one query after 5 tokens"),

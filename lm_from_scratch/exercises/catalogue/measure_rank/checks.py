@@ -172,8 +172,7 @@ WRONG = [
       "range(max(short for short, _ in sides) // 2, 0, -1)"}, HIGH),
     ("a rank below zero, where the vectors do not fit",
      {"    for rank in range":
-      "    if fixed > budget:\n        return -1, 0\n    for rank in range"},
-     NOTHING),
+      "    if fixed > budget:\n        return -1, 0\n    for rank in range"}, NOTHING),
     ("a state of exactly the budget does not fit",
      {"if fixed + 4 * numbers <= budget": "if fixed + 4 * numbers < budget"}, EXACT),
     ("the rank is above the smaller side of a matrix",

@@ -179,8 +179,7 @@ WRONG = [
      {KNOWN: "trained * theta ** (-i / half)", LARGEST: "length * new ** (-i / half)"}, FIRST),
     ("one token too many in the text to read", {LARGEST: "(length + 1) * new ** (-i / half)"},
      SHORT),
-    ("a theta below that of training is never safe",
-     {FITS: "new >= theta and " + FITS}, SHORTER),
+    ("a theta below that of training is never safe", {FITS: "new >= theta and " + FITS}, SHORTER),
     ("where the text is shorter, every theta is safe",
      {FITS: "length < trained or " + FITS}, SHORTER),
     ("the largest theta where none is safe", {"default=None": "default=max(thetas)"}, NONE),
@@ -205,8 +204,7 @@ CASES = (
          "in a shorter text slow pairs may turn faster; the answer is on the list", use=each),
     Case(NONE, none, "where no theta is safe, the result says None",
          teaching="the question itself, without an answer on the list"),
-    Case(FIRST, first_pair, "pair 0 turns by one radian per position, whatever theta is",
-         use=each),
+    Case(FIRST, first_pair, "pair 0 turns by one radian per position, whatever theta is", use=each),
     Case(ROUND, all_round, "no pair can come to a new angle: the smallest theta will do"),
 )  # fmt: skip
 

@@ -184,117 +184,101 @@ DECODED = "return other.dequantize().to(param.dtype)"
 SCALE = "scale = other.scale.to(param.dtype, copy=True)"
 MATRIX = "matrix = other if assign else other.to(param.dtype)"
 
+SAME = "one dtype on both sides, assign=False"
+QUANTIZED, COPIED = "int8 from a plain checkpoint, assign=False", "int8 from int8, assign=False"
+QUANTIZED_ASSIGN = "int8 from a plain checkpoint, assign=True"
+COPIED_ASSIGN, CHECKPOINT = "int8 from int8, assign=True", "a checkpoint of parameters"
+TO_PLAIN = "plain from int8, assign=False"
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the module's dtype without a copy: .to(dtype) may be the same tensor",
-     {", copy=True": ""}, "one dtype on both sides, assign=False"),
-    ("assign is never asked for: whatever comes is wrapped",
-     {BODY: CARELESS}, "int8 from a plain checkpoint, assign=False"),
-    ("only a plain tensor is known", {BODY: ASSERTING}, "int8 from int8, assign=False"),
+     {", copy=True": ""}, SAME),
+    ("assign is never asked for: whatever comes is wrapped", {BODY: CARELESS}, QUANTIZED),
+    ("only a plain tensor is known", {BODY: ASSERTING}, COPIED),
     ("assign=True takes a plain matrix as it is, and the module is no longer quantised",
-     {BODY: f"        if assign:\n            return other.detach()\n{BODY}"},
-     "int8 from a plain checkpoint, assign=True"),
+     {BODY: f"        if assign:\n            return other.detach()\n{BODY}"}, QUANTIZED_ASSIGN),
     ("codes are decoded and rounded a second time",
-     {COPY: "return Int8Tensor.quantize(other.dequantize().to(param.dtype))"},
-     "int8 from int8, assign=False"),
-    ("as torch does it with plain tensors: decoded, and quantised again",
-     {BODY: TORCHS}, "int8 from int8, assign=False"),
-    ("the codes are shared", {".codes.clone()": ".codes"}, "int8 from int8, assign=False"),
+     {COPY: "return Int8Tensor.quantize(other.dequantize().to(param.dtype))"}, COPIED),
+    ("as torch does it with plain tensors: decoded, and quantised again", {BODY: TORCHS}, COPIED),
+    ("the codes are shared", {".codes.clone()": ".codes"}, COPIED),
     ("the scale is made float32 on its way, which copies nothing if it is",
      {SCALE: "scale = other.scale.float().to(param.dtype)"},
-     "one dtype on both sides, assign=False", "in float32 it is .to(dtype) without a copy"),
+     SAME, "in float32 it is .to(dtype) without a copy"),
     ("assign=True shares the codes and copies the scale",
      {"return other.detach()": "return Int8Tensor(other.codes, other.scale.clone())"},
-     "int8 from int8, assign=True"),
+     COPIED_ASSIGN),
     ("a Parameter is taken as it is, whatever assign says",
      {"            if assign:\n":
-          "            if assign or isinstance(other, torch.nn.Parameter):\n"},
-     "a checkpoint of parameters"),
-    ("the scale keeps the checkpoint's dtype",
-     {SCALE: "scale = other.scale.clone()"}, "int8 from int8, assign=False"),
+      "            if assign or isinstance(other, torch.nn.Parameter):\n"}, CHECKPOINT),
+    ("the scale keeps the checkpoint's dtype", {SCALE: "scale = other.scale.clone()"}, COPIED),
     ("the checkpoint's dtype without assign",
-     {SCALE: "scale = other.scale.clone()", MATRIX: "matrix = other"},
-     "int8 from a plain checkpoint, assign=False"),
+     {SCALE: "scale = other.scale.clone()", MATRIX: "matrix = other"}, QUANTIZED),
     ("quantised first, and converted then",
      {MATRIX: "matrix = other",
-      "return Int8Tensor.quantize(matrix)":
-          "made = Int8Tensor.quantize(matrix)\n"
-          "        kind = made.dtype if assign else param.dtype\n"
-          "        return Int8Tensor(made.codes, made.scale.to(kind))"},
-     "int8 from a plain checkpoint, assign=False"),
+      "return Int8Tensor.quantize(matrix)": "made = Int8Tensor.quantize(matrix)\n"
+      "        kind = made.dtype if assign else param.dtype\n"
+      "        return Int8Tensor(made.codes, made.scale.to(kind))"}, QUANTIZED),
     ("the module's dtype even with assign",
-     {FIRST:
-          "if isinstance(other, Int8Tensor):\n            if assign:\n"
-          "                return Int8Tensor(other.codes, other.scale.to(param.dtype))\n"
-          "            if assign:",
-      MATRIX: "matrix = other.to(param.dtype)"},
-     "int8 from a plain checkpoint, assign=True"),
+     {FIRST: "if isinstance(other, Int8Tensor):\n            if assign:\n"
+      "                return Int8Tensor(other.codes, other.scale.to(param.dtype))\n"
+      "            if assign:", MATRIX: "matrix = other.to(param.dtype)"}, QUANTIZED_ASSIGN),
     ("int8 into int8 is a copy in the module's dtype, whatever assign says",
-     {FIRST:
-          "if isinstance(other, Int8Tensor):\n"
-          "            if assign and not isinstance(param, Int8Tensor):"},
-     "int8 from int8, assign=True"),
+     {FIRST: "if isinstance(other, Int8Tensor):\n"
+      "            if assign and not isinstance(param, Int8Tensor):"}, COPIED_ASSIGN),
     ("assign is not used: all is as with assign=False",
      {"            if assign:\n": "            if False:\n",
-      MATRIX: "matrix = other.to(param.dtype)"},
-     "int8 from a plain checkpoint, assign=True"),
-    ("assign turned round",
-     {BODY: f"        assign = not assign\n{BODY}"}, "int8 from a plain checkpoint, assign=False"),
+      MATRIX: "matrix = other.to(param.dtype)"}, QUANTIZED_ASSIGN),
+    ("assign turned round", {BODY: f"        assign = not assign\n{BODY}"}, QUANTIZED),
     ("assign=True makes a copy",
      {"return other.detach()": "return Int8Tensor(other.codes.clone(), other.scale.clone())"},
-     "int8 from int8, assign=True"),
-    ("a plain module becomes quantised without assign",
-     {DECODED: "pass"}, "plain from int8, assign=False"),
+     COPIED_ASSIGN),
+    ("a plain module becomes quantised without assign", {DECODED: "pass"}, TO_PLAIN),
     ("a plain module stays plain with assign",
      {"return other.detach()":
           "return other.detach() if isinstance(param, Int8Tensor) else other.dequantize()"},
      "plain from int8, assign=True"),
     ("a plain module gets the codes without the scale",
-     {DECODED: "return other.codes.to(param.dtype)"}, "plain from int8, assign=False"),
+     {DECODED: "return other.codes.to(param.dtype)"}, TO_PLAIN),
     ("a plain module gets the checkpoint's dtype without assign",
-     {DECODED: "return other.dequantize()"}, "plain from int8, assign=False"),
-    ("the checkpoint's codes with the module's scale",
-     {SCALE: "scale = param.scale"}, "int8 from int8, assign=False"),
+     {DECODED: "return other.dequantize()"}, TO_PLAIN),
+    ("the checkpoint's codes with the module's scale", {SCALE: "scale = param.scale"}, COPIED),
     ("the checkpoint's own object is returned",
-     {"return other.detach()": "return other"}, "int8 from int8, assign=True"),
+     {"return other.detach()": "return other"}, COPIED_ASSIGN),
     ("the module's own object is returned",
      {COPY: "param.codes, param.scale = other.codes.clone(), scale\n            return param"},
-     "int8 from int8, assign=False"),
+     COPIED),
     ("torch.tensor of a tensor, which warns",
-     {"other.codes.clone()": "torch.tensor(other.codes)"}, "int8 from int8, assign=False"),
+     {"other.codes.clone()": "torch.tensor(other.codes)"}, COPIED),
     ("one exact type, which a Parameter is not",
-     {MATRIX:
-          "if type(other) is not Tensor:\n"
-          "            raise TypeError(type(other))\n"
-          f"        {MATRIX}"},
-     "a checkpoint of parameters"),
+     {MATRIX: "if type(other) is not Tensor:\n"
+      "            raise TypeError(type(other))\n"
+      f"        {MATRIX}"}, CHECKPOINT),
 ]  # fmt: skip
 
 
 CASES = (
-    Case("int8 from a plain checkpoint, assign=False", half_single,
+    Case(QUANTIZED, half_single,
          "the module's dtype stays: convert the matrix to param.dtype, then quantise it",
          teaching="the row of the table that is met first", use=loading(True, False, False)),
-    Case("int8 from a plain checkpoint, assign=True", half_single,
+    Case(QUANTIZED_ASSIGN, half_single,
          "the checkpoint's dtype counts, and the class stays: quantise the matrix as it comes",
          use=loading(True, False, True)),
-    Case("int8 from int8, assign=False", half_single,
-         "the codes are copied as they are, the scale gets the module's dtype",
+    Case(COPIED, half_single, "the codes are copied as they are, the scale gets the module's dtype",
          teaching="values and dtypes, where no memory can be shared by a conversion", points=2,
          use=loading(True, True, False)),
-    Case("int8 from int8, assign=True", half_single,
+    Case(COPIED_ASSIGN, half_single,
          "the checkpoint's own tensors, in a new object", points=2, use=loading(True, True, True)),
-    Case("plain from int8, assign=False", single_half,
+    Case(TO_PLAIN, single_half,
          "a plain module takes the matrix that the codes stand for, in its own dtype",
          use=loading(False, True, False)),
     Case("plain from int8, assign=True", single_half,
          "the class of the checkpoint comes with its dtype and its memory",
          use=loading(False, True, True)),
-    Case("one dtype on both sides, assign=False", lambda g: two(g, SINGLE, SINGLE),
+    Case(SAME, lambda g: two(g, SINGLE, SINGLE),
          "where nothing is to be converted, .to(dtype) gives the same tensor back, and no copy",
          points=2, use=loading(True, True, False)),
-    Case("a checkpoint of parameters", half_single, "ask with isinstance, not for one exact type",
-         use=parameters),
+    Case(CHECKPOINT, half_single, "ask with isinstance, not for one exact type", use=parameters),
     Case("its own state, tied and held by an optimizer", own,
          "the state dict of the module holds detached tensors of your own class", use=round_trip,
          teaching="a module that cannot load what it has saved is how this was found"),

@@ -116,8 +116,7 @@ WRONG = [
                   "* weights[..., None]).sum(1)"}, PLAIN),
     ("results are sorted a second time, and not back",
      BY_EXPERT | {"return y": "done = torch.cat(done)[experts.flatten().argsort(stable=True)]\n"
-                  "    return (done.unflatten(0, experts.shape) * weights[..., None]).sum(1)"},
-     PLAIN),
+     "    return (done.unflatten(0, experts.shape) * weights[..., None]).sum(1)"}, PLAIN),
     ("an expert that only token 0 chose is taken for one that nobody chose",
      {"gate, up =": "if not token.any():\n            continue\n        gate, up ="}, ONE),
     ("an expert has room for its fair share of the visits, and drops the others",

@@ -109,9 +109,8 @@ WRONG = [
      {"positions[:, None, :, None]": "torch.arange(x.shape[2])[None, None, :, None]"}, QUARTER),
     ("all rows have the positions of the first",
      {"positions[:, None, :, None]": "positions[:1, None, :, None]"}, ROWS),
-    ("angles are rounded to the dtype of x", {COSINES:
-     "angles.to(x.dtype).float().cos(), angles.to(x.dtype).float().sin()"},
-     BRAIN),
+    ("angles are rounded to the dtype of x",
+     {COSINES: "angles.to(x.dtype).float().cos(), angles.to(x.dtype).float().sin()"}, BRAIN),
     ("positions are in the dtype of x, where 257 becomes 256",
      {"positions[:, None, :, None]": "positions.to(x.dtype)[:, None, :, None]"}, BRAIN),
     ("cosines and sines are rounded to the dtype of x",

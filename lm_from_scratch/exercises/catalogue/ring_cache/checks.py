@@ -159,66 +159,59 @@ COUNT = "self.length += len(new)"
 RESET = "self.length = 0\n        self.positions = torch.full((self.window,), -1)"
 RING = "return self.keys, self.values, self.positions"
 
+FULL, TOKEN = "pieces after the ring is full, W = 4", "token by token, W = 3"
+IN_PLACE, LONGER = "the slots themselves, W = 4", "pieces longer than the window, W = 3"
+LONG, AGAIN, MEMORY = "33000 tokens, W = 1", "reset, and another text", "its own memory"
+
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("written before it is read: the new tokens push out what they still see",
-     {RETURN: RING}, "pieces after the ring is full, W = 4"),
+     {RETURN: RING}, FULL),
     ("written before it is read, and the new keys are there twice",
-     {READ: "",
-      RETURN:
-          "return (torch.cat([self.keys, k], 2), torch.cat([self.values, v], "
-          "2), torch.cat([self.positions, new]))"},
-     "token by token, W = 3"),
+     {READ: "", RETURN: "return (torch.cat([self.keys, k], 2), torch.cat([self.values, v], "
+      "2), torch.cat([self.positions, new]))"}, TOKEN),
     ("the slots of each piece are counted from 0",
-     {SLOTS: "slots = torch.arange(len(new[last])) % self.window"}, "the slots themselves, W = 4"),
-    ("a ring of W - 1 slots",
-     {SLOTS: "slots = new[last] % max(self.window - 1, 1)"}, "the slots themselves, W = 4"),
-    ("a ring of W + 1 slots",
-     {"self.window = window": "self.window = window + 1"}, "the slots themselves, W = 4"),
-    ("slots are counted from 1",
-     {SLOTS: "slots = (new[last] + 1) % self.window"}, "the slots themselves, W = 4"),
+     {SLOTS: "slots = torch.arange(len(new[last])) % self.window"}, IN_PLACE),
+    ("a ring of W - 1 slots", {SLOTS: "slots = new[last] % max(self.window - 1, 1)"}, IN_PLACE),
+    ("a ring of W + 1 slots", {"self.window = window": "self.window = window + 1"}, IN_PLACE),
+    ("slots are counted from 1", {SLOTS: "slots = (new[last] + 1) % self.window"}, IN_PLACE),
     ("of a long piece the first W tokens are kept, not the last",
-     {LAST: "last = slice(self.window)"}, "pieces longer than the window, W = 3"),
+     {LAST: "last = slice(self.window)"}, LONGER),
     ("of a long piece the first tokens do not see their own keys",
      {"torch.cat([self.keys, k]": "torch.cat([self.keys, k[:, :, -self.window :]]",
       "torch.cat([self.values, v]": "torch.cat([self.values, v[:, :, -self.window :]]",
-      JOINED: "torch.cat([self.positions, new[-self.window :]])"},
-     "pieces longer than the window, W = 3"),
+      JOINED: "torch.cat([self.positions, new[-self.window :]])"}, LONGER),
     ("the positions of a new piece start at 0",
-     {JOINED: "torch.cat([self.positions, new - self.length])"}, "token by token, W = 3"),
+     {JOINED: "torch.cat([self.positions, new - self.length])"}, TOKEN),
     ("the number of a slot is taken for the position in it",
-     {TABLE: "self.positions[slots] = slots"}, "token by token, W = 3"),
+     {TABLE: "self.positions[slots] = slots"}, TOKEN),
     ("the slots are taken to be in order of time",
      {JOINED:
           "torch.cat([torch.arange(self.length - self.window, self.length).clamp(min=-1), new])"},
-     "token by token, W = 3"),
+     TOKEN),
     ("the new tokens do not see one another, nor themselves",
      {RETURN:
       "return keys[:, :, : self.window], values[:, :, : self.window], positions[: self.window]"},
-     "token by token, W = 3"),
+     TOKEN),
     ("the old keys are dropped when several tokens come",
-     {RETURN: "return (keys, values, positions) if len(new) == 1 else (k, v, new)"},
-     "pieces after the ring is full, W = 4"),
+     {RETURN: "return (keys, values, positions) if len(new) == 1 else (k, v, new)"}, FULL),
     ("the window in order of time, oldest first: not a ring",
      {"        self.keys[:, :, slots] = k[:, :, last]\n"
       "        self.values[:, :, slots] = v[:, :, last]\n"
       f"        {TABLE}\n":
           "        self.keys, self.values = keys[:, :, last], "
           "values[:, :, last]\n        self.positions = positions[last]\n"},
-     "the slots themselves, W = 4"),
+     IN_PLACE),
     ("W - 1 of the slots come back, as with [-W + 1:]",
      {"torch.cat([self.keys, k]": "torch.cat([self.keys[:, :, 1 - self.window :], k]",
       "torch.cat([self.values, v]": "torch.cat([self.values[:, :, 1 - self.window :], v]",
-      JOINED: "torch.cat([self.positions[1 - self.window :], new])"},
-     "token by token, W = 3"),
+      JOINED: "torch.cat([self.positions[1 - self.window :], new])"}, TOKEN),
     ("length counts updates, not tokens",
      {COUNT: "self.length += 1"}, "a prompt, then token by token, W = 5"),
     ("slots that hold nothing look like position 0",
-     {"torch.full((self.window,), -1)": "torch.zeros(self.window, dtype=torch.long)"},
-     "token by token, W = 3"),
+     {"torch.full((self.window,), -1)": "torch.zeros(self.window, dtype=torch.long)"}, TOKEN),
     ("values go one slot further than keys",
-     {"self.values[:, :, slots]": "self.values[:, :, (slots + 1) % self.window]"},
-     "token by token, W = 3"),
+     {"self.values[:, :, slots]": "self.values[:, :, (slots + 1) % self.window]"}, TOKEN),
     ("nothing is ever pushed out",
      {LAST: "last = slice(None)",
       SLOTS: "",
@@ -226,60 +219,51 @@ WRONG = [
       "        self.values[:, :, slots] = v[:, :, last]\n"
       f"        {TABLE}\n":
           "        self.keys, self.values, self.positions = keys, values, positions\n"},
-     "the slots themselves, W = 4"),
+     IN_PLACE),
     ("positions are kept in 16 bits",
-     {TABLE: "self.positions[slots] = new[last].short().long()"}, "33000 tokens, W = 1"),
+     {TABLE: "self.positions[slots] = new[last].short().long()"}, LONG),
     ("positions start at 0 again after 2048 tokens",
      {TABLE: "self.positions[slots] = new[last] % 2048",
-      JOINED: "torch.cat([self.positions, new % 2048])"}, "33000 tokens, W = 1"),
+      JOINED: "torch.cat([self.positions, new % 2048])"}, LONG),
     ("reset leaves the old positions in the slots",
-     {RESET:
-          "self.length = 0\n        if not hasattr(self, 'positions'):\n            "
-          "self.positions = torch.full((self.window,), -1)"},
-     "reset, and another text"),
+     {RESET: "self.length = 0\n        if not hasattr(self, 'positions'):\n            "
+      "self.positions = torch.full((self.window,), -1)"}, AGAIN),
     ("the buffers are float32, whatever comes",
-     {"k.new_zeros(": "torch.zeros(", "v.new_zeros(": "torch.zeros("}, "reset, and another text"),
+     {"k.new_zeros(": "torch.zeros(", "v.new_zeros(": "torch.zeros("}, AGAIN),
     ("the first piece is the ring, without a copy",
-     {COUNT:
-          f"if self.length == 0 and len(new) == self.window:\n            "
-          f"self.keys, self.values = k, v\n        {COUNT}"},
-     "its own memory"),
+     {COUNT: f"if self.length == 0 and len(new) == self.window:\n            "
+      f"self.keys, self.values = k, v\n        {COUNT}"}, MEMORY),
     ("all rings share one table of positions",
-     {"self.positions = torch.full((self.window,), -1)":
-          "tables = vars(RingPairs.update)"
-          "\n        new = torch.full((self.window,), -1)\n"
-          "        self.positions = tables.setdefault(self.window, new).fill_(-1)"},
-     "its own memory"),
+     {"self.positions = torch.full((self.window,), -1)": "tables = vars(RingPairs.update)"
+      "\n        new = torch.full((self.window,), -1)\n"
+      "        self.positions = tables.setdefault(self.window, new).fill_(-1)"}, MEMORY),
 ]  # fmt: skip
 
 
 CASES = (
-    Case("token by token, W = 3", lambda g: call(window=3, text=text(g, 8), sizes=[1] * 8),
+    Case(TOKEN, lambda g: call(window=3, text=text(g, 8), sizes=[1] * 8),
          "token 3 goes where token 0 was: slot 3 % 3 = 0", points=2, use=pieces,
          teaching="the wrap in its plain form"),
-    Case("the slots themselves, W = 4",
-         lambda g: call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2]),
+    Case(IN_PLACE, lambda g: call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2]),
          "position p is in slot p % W, whatever the pieces were; -1 where nothing was written",
          points=2, use=slots),
     Case("a prompt, then token by token, W = 5",
          lambda g: call(window=5, text=text(g, 9), sizes=[4, 1, 1, 1, 1]),
          "length grows by T, and slots that hold nothing must stay hidden", use=pieces,
          teaching="the common use: prefill, then decode"),
-    Case("pieces after the ring is full, W = 4",
-         lambda g: call(window=4, text=text(g, 13), sizes=[4, 3, 1, 2, 3]),
+    Case(FULL, lambda g: call(window=4, text=text(g, 13), sizes=[4, 3, 1, 2, 3]),
          "the first of several new tokens still sees what the last one pushes out: read the slots "
          "before you write", points=3, use=pieces,
          teaching="the order of reading and writing, in pieces that fit into the ring"),
-    Case("pieces longer than the window, W = 3",
-         lambda g: call(window=3, text=text(g, 16), sizes=[8, 1, 5, 2]),
+    Case(LONGER, lambda g: call(window=3, text=text(g, 16), sizes=[8, 1, 5, 2]),
          "only the last W tokens of a long piece are kept", points=2, use=pieces),
-    Case("33000 tokens, W = 1", lambda g: call(window=1, text=text(g, 33_000, B=1, H=1)),
+    Case(LONG, lambda g: call(window=1, text=text(g, 33_000, B=1, H=1)),
          "a text may be of any length: positions are int64 and never start again; one slot is a "
          "ring, too", use=long_text),
-    Case("reset, and another text",
+    Case(AGAIN,
          lambda g: call(window=4, text=text(g, 9, B=1, H=2, dtype=torch.float64), other=text(g, 9)),
          "after reset() nothing is held, and the buffers are made for the new text", use=again),
-    Case("its own memory", lambda g: call(window=4, text=text(g, 9), other=text(g, 9)),
+    Case(MEMORY, lambda g: call(window=4, text=text(g, 9), other=text(g, 9)),
          "the ring copies what it keeps, and two rings have buffers of their own", use=own_memory),
 )  # fmt: skip
 

@@ -74,8 +74,7 @@ WRONG = [
     ("the columns of a square matrix move as well",
      {f"return {MOVED}": f"moved = {MOVED}\n    if weight.shape[:1] == weight.shape[1:]:\n"
       f"        heads = moved.mT.unflatten(0, {SIZES})\n        moved = {MOVED}.mT\n"
-      "    return moved"},
-     ONE),
+      "    return moved"}, ONE),
     ("all rows are taken for one head", {SIZES: "(1, 2, -1)"}, BIAS),
     ("a bias is left as it is",
      {"    heads = weight": "    if weight.dim() == 1:\n        return weight\n    heads = weight"},
@@ -100,8 +99,7 @@ WRONG = [
      {MOVED: "torch.stack([heads[:, 0], -heads[:, 1]], 2).flatten(0, 2)"}, BIAS),
     ("the heads are interleaved with each other",
      {"weight.unflatten(0, (n_head, 2, -1))": "weight.unflatten(0, (n_head, -1))",
-      MOVED: "heads.transpose(0, 1).flatten(0, 1)"},
-     BIAS),
+      MOVED: "heads.transpose(0, 1).flatten(0, 1)"}, BIAS),
     ("the number of heads is taken for their size",
      {SIZES: "(-1, 2, n_head // 2)", "heads = weight": "heads = weight"}, BIAS),
     ("the result keeps an axis for the heads", {"flatten(0, 2)": "flatten(1, 2)"}, BIAS),

@@ -169,8 +169,7 @@ WRONG = [
     ("the number that draws the token also judges the drafts", {"u[:, 1:]": "u[:, :1]"}, ONE),
     ("the replacement is drawn from max(0, q - p)",
      {REST: "rest = (q - p).clamp(min=0)",
-      FALLBACK: "rest = torch.where((q > 0).any(1, keepdim=True), rest, p)"},
-     REJECTED),
+      FALLBACK: "rest = torch.where((q > 0).any(1, keepdim=True), rest, p)"}, REJECTED),
     ("the replacement is drawn from |p - q|", {REST: "rest = (p - q).abs()"}, REJECTED),
     ("the replacement is drawn from p without the rejected token",
      {REST:

@@ -86,12 +86,9 @@ WRONG = [
      {"gate.T": "gate", "up.T": "up", "down.T": "down"}, SQUARE),
     ("down is not transposed", {"down.T": "down"}, SQUARE),
     ("weights are transposed until the shapes fit",
-     {"z = x @ gate.T":
-          "def fit(y, w):\n"
-          "        return y @ w if y.shape[-1] == w.shape[0] else y @ w.T\n"
-          "    z = fit(x, gate)",
-      PRODUCT: "fit(passed * fit(x, up), down)"},
-     SQUARE),
+     {"z = x @ gate.T": "def fit(y, w):\n"
+      "        return y @ w if y.shape[-1] == w.shape[0] else y @ w.T\n"
+      "    z = fit(x, gate)", PRODUCT: "fit(passed * fit(x, up), down)"}, SQUARE),
     ("up is mapped from the gate, one after the other", {"x @ up.T": "z @ up"}, PLAIN),
     ("z * exp(z) / (1 + exp(z)), where a large exponential is infinite",
      {SILU: "z * torch.exp(z) / (1 + torch.exp(z))"}, LARGE, "a result with NaN is never named"),
@@ -100,8 +97,7 @@ WRONG = [
      {PRODUCT: f"({PRODUCT}).to(torch.promote_types(x.dtype, torch.float32))"}, HALF),
     ("float64 is computed in float32",
      {SILU: "z.float() * torch.sigmoid(z.float())",
-      PRODUCT: "(passed.to(x.dtype) * (x @ up.T)) @ down.T"},
-     DOUBLE),
+      PRODUCT: "(passed.to(x.dtype) * (x @ up.T)) @ down.T"}, DOUBLE),
     ("only for three axes", {"z = x": "b, t, c = x.shape\n    z = x"}, AXES),
     ("a view of a tensor that is not contiguous",
      {"    z =": "    x.view(-1, x.shape[-1])\n    z ="}, AXES),

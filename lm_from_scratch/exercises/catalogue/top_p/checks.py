@@ -140,10 +140,8 @@ WRONG = [
      {BEFORE: "torch.cat([before[:, :1], before[:, :-1]], dim=1) >= top_p"}, P),
     ("one token too many where the sum is exactly p", {BEFORE: "before > top_p"}, BORDER),
     ("all tokens that equal the last one kept by top-p stay",
-     {P_FILL:
-          "logits.masked_fill(logits < logits.masked_fill(removed, math.inf)"
-          ".amin(-1, keepdim=True), -math.inf)"},
-     BORDER),
+     {P_FILL: "logits.masked_fill(logits < logits.masked_fill(removed, math.inf)"
+      ".amin(-1, keepdim=True), -math.inf)"}, BORDER),
     ("top-p counts with the tokens that top-k has cut",
      GIVEN | {"ordered, order = logits": "ordered, order = given"}, BOTH),
     ("the mask is gathered by the order, not scattered",
@@ -162,20 +160,17 @@ WRONG = [
     ("the k-th token itself is cut", {"logits < smallest": "logits <= smallest"}, K),
     ("exactly k tokens stay, whichever come first of equal ones",
      {K_FILL: "torch.full_like(logits, -math.inf).scatter(-1, *TOP)".replace(
-          "*TOP", "logits.topk(k).indices, logits.topk(k).values"
-      )},
-     EQUAL),
+      "*TOP", "logits.topk(k).indices, logits.topk(k).values"
+      )}, EQUAL),
     ("one limit for the whole batch", {"[:, -1:]": "[:, -1:].min()"}, K),
     ("the set of row 0 in every row",
      {SCATTER: "removed.scatter(1, order, before >= top_p)[:1].expand_as(logits)"}, ROWS),
     ("what is cut gets the logit 0",
      {K_FILL: "logits.masked_fill(logits < smallest, 0.0)",
-      P_FILL: "logits.masked_fill(removed, 0.0)"},
-     K),
+      P_FILL: "logits.masked_fill(removed, 0.0)"}, K),
     ("a finite number in the place of minus infinity",
      {K_FILL: "logits.masked_fill(logits < smallest, -1e9)",
-      P_FILL: "logits.masked_fill(removed, -1e9)"},
-     K),
+      P_FILL: "logits.masked_fill(removed, -1e9)"}, K),
     ("the result is probabilities", {"    return logits\n": "    return logits.softmax(-1)\n"}, K),
     ("the result is log-probabilities",
      {"    return logits\n": "    return logits.log_softmax(-1)\n"}, K),

@@ -63,10 +63,8 @@ WRONG = [
      {FIRST: FIRST.replace("fast", "slow"), LAST: LAST.replace("slow", "fast")}, USUAL),
     ("no ramp: a step at the last pair", {SLOWED: "(i >= last).float()"}, USUAL),
     ("a ramp in turns, as the paper writes and Llama 3 has it",
-     {SLOWED:
-          "1 - ((original_length * speeds / (2 * math.pi) - beta_slow)\n"
-          "                  / (beta_fast - beta_slow)).clamp(0, 1)"},
-     USUAL),
+     {SLOWED: "1 - ((original_length * speeds / (2 * math.pi) - beta_slow)\n"
+      "                  / (beta_fast - beta_slow)).clamp(0, 1)"}, USUAL),
     ("the ends of the ramp are not rounded",
      {FIRST: "max(pair(beta_fast), 0)", LAST: "pair(beta_slow)"}, USUAL),
     ("the ends of the ramp are rounded inwards",
@@ -84,8 +82,7 @@ WRONG = [
      {"math.log(ratio, theta)": "math.log(ratio, 10000.0)"}, THETA),
     ("theta is always 10000",
      {SPEEDS: SPEEDS.replace("theta", "10000.0"),
-      "math.log(ratio, theta)": "math.log(ratio, 10000.0)"},
-     THETA),
+      "math.log(ratio, theta)": "math.log(ratio, 10000.0)"}, THETA),
     ("the speeds are always those of theta 10000",
      {SPEEDS: SPEEDS.replace("theta", "10000.0")}, THETA),
     ("a larger theta, as in NTK scaling, in the place of slower pairs",
