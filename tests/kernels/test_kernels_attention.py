@@ -163,7 +163,9 @@ def without(x: Tensor, i: int) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
 @each_dtype_of_which_float16_is_slow
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * ("not known" in n)) for n in CUT]
+)
 def test_hidden_tiles_are_not_read(name: str, dtype: torch.dtype) -> None:
     """A NaN that is read is seen in the result, though it is multiplied by 0."""
     vis, queries, keys = CUT[name]

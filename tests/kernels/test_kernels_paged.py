@@ -144,7 +144,7 @@ def ragged(lengths: list[int], window: int | None = None) -> Visibility:
 
 @each_dtype
 @pytest.mark.parametrize("window", [None, 1, 50, 90])
-@pytest.mark.parametrize("P", [1, 4, 16, 24])
+@pytest.mark.parametrize("P", [pytest.param(1, marks=pytest.mark.slow), 4, 16, 24])
 def test_equals_the_reference(P: int, window: int | None, dtype: torch.dtype) -> None:
     """Rows of 150, 64, 1 and 0 keys: a split may be empty for one row and not for another."""
     lengths = [150, 64, 1, 0]

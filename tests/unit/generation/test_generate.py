@@ -549,6 +549,7 @@ def test_what_prefill_leaves_can_be_written_into(positions) -> None:
         values.add_(1.0)
 
 
+@pytest.mark.slow
 def test_an_fsdp_model_trains_after_it_has_generated(tmp_path) -> None:
     code = """if True:
         import torch, torch.distributed as dist

@@ -98,7 +98,7 @@ def said(model, mtp: MTP, row: list[int], n: int, sampler: Sampler, draft=None):
 
 
 @pytest.mark.parametrize("sampler", [GREEDY, Sampler(temperature=1.3, repetition_penalty=1.2)])
-@pytest.mark.parametrize("n_depth", [1, 2, 3])
+@pytest.mark.parametrize("n_depth", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_drafts_are_those_of_the_row_without_a_cache(name, n_depth, sampler) -> None:
     model, mtp, asked = MODELS[name], layers(name, n_depth), []
@@ -225,6 +225,7 @@ def test_sampled_sequences_have_the_distribution_of_the_model(n_depth: int) -> N
     assert 0.2 < rate < 0.95
 
 
+@pytest.mark.slow
 def test_the_same_test_sees_drafts_judged_by_another_q() -> None:
     """Drawn from its q, but judged as if drawn from a sharper one; and greedy drafts judged as if
     they had been drawn."""

@@ -31,6 +31,7 @@ from lm_from_scratch.optim.galore_basis import (
 TALL, WIDE, SQUARE = (7, 4), (4, 7), (5, 5)
 SHAPES = (TALL, WIDE, SQUARE)
 RANKS = (1, 3, 4, 99)
+SLOW = pytest.mark.slow
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -168,7 +169,7 @@ def follow(reference: Reference, p: Tensor, gradients: list[Tensor], **options: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("rank", [1, 3, pytest.param(4, marks=SLOW), 99])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
 def test_steps_past_two_refreshes_equal_the_closed_form(kind, shape, rank, dtype) -> None:
@@ -818,7 +819,9 @@ def test_each_group_has_its_own_projection() -> None:
 # ---------------------------------------------------------------------------- saved and loaded
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(d, marks=SLOW) for d in (*DTYPES[1:], torch.float16))]
+)
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
 def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_gap(kind, dtype) -> None:
     for stop, basis, moments in itertools.product((3, 4, 5), BASES, MOMENTS):

@@ -45,6 +45,7 @@ def tokens(tmp_path_factory) -> TokenFile:
     return write_tokens(TRAIN[:12], TOKENIZER, tmp_path_factory.mktemp("tokens") / "train.bin")
 
 
+@pytest.mark.slow
 def test_the_standard_library_has_the_text_that_the_docs_promise() -> None:
     docstrings = all_docstrings()
     sources = corpora.source()
