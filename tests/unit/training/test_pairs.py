@@ -151,7 +151,8 @@ def test_rows_that_are_shared_out_make_the_same_gradient(size: int, tokenizer, p
     shares = [Processes("ddp", rank, size).share(batch) for rank in range(size)]
     assert sum(share.count for share in shares) == 4  # one of five is idle
     parts = [loss_of(**vars(share)) * share.count / 4 for share in shares]
-    torch.testing.assert_close(gradient(model, sum(parts)), whole, atol=1e-6, rtol=1e-4)
+    bound = 1e-5 * float(whole.abs().max())
+    torch.testing.assert_close(gradient(model, sum(parts)), whole, atol=bound, rtol=1e-4)
 
 
 def test_parts_of_a_batch_take_the_same_step(tokenizer, pairs) -> None:

@@ -143,7 +143,8 @@ def test_rows_that_are_shared_out_make_the_same_gradient(size: int, tokenizer) -
     shares = [Processes("ddp", rank, size).share(batch) for rank in range(size)]
     parts = [loss_of(**vars(share)) * share.count / batch.count for share in shares]
     assert sum(share.count for share in shares) == batch.count
-    torch.testing.assert_close(gradient(model, sum(parts)), whole, atol=1e-6, rtol=1e-4)
+    bound = 1e-5 * float(whole.abs().max())
+    torch.testing.assert_close(gradient(model, sum(parts)), whole, atol=bound, rtol=1e-4)
 
 
 def test_equal_rewards_teach_nothing(tokenizer) -> None:
