@@ -161,11 +161,8 @@ RETURN = "return best, place // V, place % V, ended"
 
 
 PLAIN, ONE, PROMPTS = ("two beams, no end", "all of the best continue one beam", "several prompts")
-FIRST, WIDE, LONG = (
-    "the first step: one beam exists",
-    "more beams than tokens",
-    "long texts, scores near -900",
-)
+FIRST, WIDE = "the first step: one beam exists", "more beams than tokens"
+LONG = "long texts, scores near -900"
 END, LATER, ALL = ("one of the best ends", "ends that come too late", "all of the best end")
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.

@@ -165,11 +165,8 @@ def fixed(function: Any, *args: Tensor, **options: Any) -> Any:
 # ------------------------------------------------------------------------------- wrong answers
 
 FIRST, MOVED, KL = "the first step", "a later step", "a penalty of 0.3"
-LENGTHS, RUBBISH, EQUAL = (
-    "answers of other lengths",
-    "anything outside the answers",
-    "equal rewards",
-)
+LENGTHS, RUBBISH = "answers of other lengths", "anything outside the answers"
+EQUAL = "equal rewards"
 FAR, WIDE, SMALL = "gone too far", "another clip", "rewards a hair apart"
 GRADIENT, FIXED = "the gradient of the loss", "what has no gradient"
 ABOVE = "above = rewards.detach() - rewards.detach().mean(1, keepdim=True)"

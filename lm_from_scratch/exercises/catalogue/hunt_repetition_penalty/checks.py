@@ -99,11 +99,8 @@ RESULT = "torch.where(seen, penalised, logits)"
 FIRST = "one row, positive logits"
 FORBIDDEN, TWICE = "a forbidden token", "a token that occurs several times"
 LONG = "70 tokens of a vocabulary of 33000"
-NEGATIVE, ROWS, BOTH = (
-    "negative logits",
-    "several rows, each with its own tokens",
-    "several rows, logits of both signs",
-)
+NEGATIVE, ROWS = "negative logits", "several rows, each with its own tokens"
+BOTH = "several rows, logits of both signs"
 LAW, REWARD, HALF = "never more likely than before", "a penalty below 1", "bfloat16"
 
 BACK = "return torch.where(seen, penalised, logits)"

@@ -165,57 +165,6 @@ class Rebuilt(Table):
 # ------------------------------------------------------------------------------- wrong answers
 
 
-def table(
-    length: Callable[[Tensor, int], int] = lambda at, keys: int(at.max()) + 1,
-    places: Callable[[Tensor, int], Tensor] = lambda at, keys: at,
-) -> type[Table]:
-    """A table as long, and read at such places, as these say of positions and number of keys."""
-
-    class Planted(Table):
-        def needed(self, positions: Tensor, key_length: int) -> int:
-            return length(positions, key_length)
-
-        def places(self, positions: Tensor, key_length: int) -> Tensor:
-            return places(positions, key_length)
-
-    return Planted
-
-
-def by_keys(places: Callable[[Tensor, int], Tensor]) -> type[Table]:
-    """In float32, but cut to the number of keys."""
-    return table(lambda at, keys: keys, places)
-
-
-class OwnDtype(Rebuilt):
-    """Long enough, but all buffers are in the dtype of the module and of the call."""
-
-    kept: Tensor
-
-    def prepare(self) -> None:
-        speeds = 1.0 / self.theta ** (torch.arange(0, self.dim, 2) / self.dim)
-        self.register_buffer("kept", speeds, persistent=False)
-
-    def grow(self, length: int, dtype: torch.dtype) -> None:
-        angles = torch.outer(torch.arange(length).type_as(self.kept), self.kept)
-        self.register_buffer("cos", angles.cos().to(dtype), persistent=False)
-        self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
-
-    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
-        return Table.forward(self, x, positions, key_length)
-
-
-class InDtypeOfCall(nn.Module):
-    """Speeds and positions in the dtype of the call."""
-
-    def __init__(self, dim: int, theta: float = 10000.0) -> None:
-        super().__init__()
-        self.speeds = 1.0 / theta ** (torch.arange(0, dim, 2) / dim)
-
-    def forward(self, x: Tensor, positions: Tensor, key_length: int) -> tuple[Tensor, Tensor]:
-        angles = positions.to(x.dtype)[:, None, :, None] * self.speeds.to(x.dtype)
-        return angles.cos(), angles.sin()
-
-
 class RoundedSpeeds(Table):
     """`.float()` after a conversion brings no digit back."""
 
@@ -267,58 +216,48 @@ class Shared(Table):
         return SHARED.get(self.dim, super().speeds())
 
 
-class Saved(Rebuilt):
-    def grow(self, length: int, dtype: torch.dtype) -> None:
-        super().grow(length, dtype)
-        self.register_buffer("cos", self.cos)
-        self.register_buffer("sin", self.sin)
-
-
-class Parameters(Table):
-    def prepare(self) -> None:
-        self.kept = nn.Parameter(Table.speeds(self), requires_grad=False)
-
-    def speeds(self) -> Tensor:
-        if self.kept.dtype != FLOAT:
-            self.kept.data = Table.speeds(self)
-        return self.kept.data
-
-
 LONG, AFTER = "a long text in bfloat16", "float32 after a call in bfloat16"
 MOVED = "float32 from a module moved to bfloat16"
 KEYS, ORDER = "positions beyond the number of keys", "the largest position is not the last"
 VERY_FAR = "positions above 100000"
 GROWN, TWO, SAVED = "longer and shorter texts in turn", "two objects", "nothing is saved"
+CLASS, OTHER = "class Rotary(nn.Module):", "class Other(nn.Module):"
+INIT, AT = "self.dim, self.theta = dim, theta", "positions[:, None, :, None]"
 COS = "angles.cos().to(x.dtype), angles.sin().to(x.dtype)"
+
+
+def at(positions: str) -> dict[str, str]:
+    """Angles at other positions."""
+    return {AT: f"{positions}[:, None, :, None]"}
+
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("the code as found",
-     {"class Rotary(nn.Module):":
-      "class Rotary(Rotary_as_found):\n    pass\n\n\nclass Other(nn.Module):"}, LONG),
-    ("half fixed: long enough for the positions, but in the dtype of the module", OwnDtype, LONG),
+    ("the code as found", {CLASS: f"class Rotary(Rotary_as_found):\n    pass\n\n\n{OTHER}"}, LONG),
+    ("half fixed: long enough for the positions, but in the dtype of the module",
+     {CLASS: "class Rotary(Rotary_as_found):\n    def forward(self, x, positions, key_length):\n"
+      "        longest = max(key_length, int(positions.max()) + 1)\n"
+      f"        return super().forward(x, positions, longest)\n\n\n{OTHER}"}, LONG),
     ("half fixed: float32, but still cut to the number of keys",
-     by_keys(lambda at, keys: torch.arange(keys)[at]), KEYS),
+     at("torch.arange(key_length)[positions]"), KEYS),
     ("the last position of a row is taken for its largest",
-     table(lambda at, keys: max(keys, int(at[:, -1].max()) + 1)), ORDER),
-    ("a table of a fixed length, if a large one",
-     table(lambda at, keys: min(int(at.max()) + 1, 131072)), VERY_FAR),
-    ("speeds and positions are in the dtype of x", InDtypeOfCall, LONG),
+     at("torch.arange(max(16, key_length, int(positions[:, -1].max()) + 1))[positions]"), ORDER),
+    ("a table of a fixed length, if a large one", at("torch.arange(131072)[positions]"), VERY_FAR),
+    ("speeds and positions are in the dtype of x",
+     {f"{AT} * speeds": f"{AT}.to(x.dtype) * speeds.to(x.dtype)"}, LONG),
     ("positions are ignored: every row is taken to begin at 0",
-     {"positions[:, None, :, None]":
-      "torch.arange(positions.shape[1]).expand_as(positions)[:, None, :, None]"}, KEYS),
+     at("torch.arange(positions.shape[1]).expand_as(positions)"), KEYS),
     ("all rows are given the positions of the first",
-     {"positions[:, None, :, None]": "positions[:1].expand_as(positions)[:, None, :, None]"}, KEYS),
+     at("positions[:1].expand_as(positions)"), KEYS),
     ("theta is always 10000", {"self.theta **": "10000.0 **"}, TWO),
     ("one row too few: as many as the largest position",
-     table(lambda at, keys: int(at.max())), KEYS),
+     at("torch.arange(max(16, int(positions.max())))[positions]"), KEYS),
     ("positions outside of the table get its last row",
-     by_keys(lambda at, keys: at.clamp(max=keys - 1)), KEYS),
-    ("positions outside of the table begin again at 0", by_keys(lambda at, keys: at % keys), KEYS),
-    ("every row is moved to begin at 0",
-     table(places=lambda at, keys: at - at.amin(1, keepdim=True)), KEYS),
+     at("positions.clamp(max=key_length - 1)"), KEYS),
+    ("positions outside of the table begin again at 0", at("(positions % key_length)"), KEYS),
+    ("every row is moved to begin at 0", at("(positions - positions.amin(1, keepdim=True))"), KEYS),
     ("the positions given are ignored: those of the last keys are taken",
-     by_keys(lambda at, keys: torch.arange(keys - at.shape[1], keys).expand_as(at)), KEYS),
+     at("torch.arange(key_length - positions.shape[1], key_length).expand_as(positions)"), KEYS),
     ("the speeds are a buffer: rounded by .to(bfloat16), and .float() brings nothing back",
      RoundedSpeeds, LONG),
     ("the table is a buffer, which .to(bfloat16) rounds", RoundedTable, MOVED),
@@ -332,8 +271,12 @@ WRONG = [
      {COS: COS.replace("cos", "_").replace("sin", "cos").replace("_", "sin")}, LONG),
     ("the table becomes longer once only", GrownOnce, GROWN),
     ("all objects of one size share the speeds of the first", Shared, TWO),
-    ("the table is saved with the model", Saved, SAVED),
-    ("the speeds are parameters", Parameters, SAVED),
+    ("the table is saved with the model",
+     {INIT: f"{INIT}\n        for name in ('cos', 'sin'):\n"
+      "            self.register_buffer(name, torch.zeros(16, dim // 2))"}, SAVED),
+    ("the speeds are parameters",
+     {INIT: f"{INIT}\n        self.kept = nn.Parameter(torch.zeros(2), requires_grad=False)"},
+     SAVED),
 ]  # fmt: skip
 
 

@@ -123,25 +123,14 @@ def published(g: Generator) -> Call:
 
 # ------------------------------------------------------------------------------- wrong answers
 
-FULL, SLIDES, LATENT, STATE = (
-    "growing += 2 * heads",
-    "fixed += 2 * heads",
-    "growing += s",
-    "fixed += s",
-)
+FULL, SLIDES, LATENT = "growing += 2 * heads", "fixed += 2 * heads", "growing += s"
+STATE = "fixed += s"
 LEFT = "budget - rows * number * fixed"
 RESULT = "left // (rows * number * growing)"
-FIRST, SECOND, THIRD, FOURTH, ROWS, LAST, LITTLE, ENDS, LARGE = (
-    "full layers",
-    "layers that slide",
-    "layers with a latent",
-    "layers with a state",
-    "several rows, numbers of four bytes",
-    "a budget that is used to the last byte",
-    "no room for a token",
-    "no room, and no end",
-    "eight texts, gigabytes",
-)
+FIRST, SECOND, THIRD = "full layers", "layers that slide", "layers with a latent"
+FOURTH, ROWS = "layers with a state", "several rows, numbers of four bytes"
+LAST, LITTLE = "a budget that is used to the last byte", "no room for a token"
+ENDS, LARGE = "no room, and no end", "eight texts, gigabytes"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

@@ -102,15 +102,10 @@ LARGEST = "groups.abs().amax(2, keepdim=True)"
 EXPAND = ".expand(*groups.shape[:2], 1)"
 LOST = "(groups - codes * scale).square().sum() / wide.square().sum()"
 PRICE = "weight.numel() + scale.numel() * weight.element_size()"
-USUAL, ROWS, BRAIN, NONE, SMALL, COLUMNS, EXACT = (
-    "a large number in every row",
-    "whole rows are good enough",
-    "bfloat16",
-    "none is good enough",
-    "large rows, small rows and zeros",
-    "large columns, a transposed matrix",
-    "whole numbers, which whole rows hold exactly",
-)
+USUAL, ROWS, BRAIN = "a large number in every row", "whole rows are good enough", "bfloat16"
+NONE, SMALL = "none is good enough", "large rows, small rows and zeros"
+COLUMNS = "large columns, a transposed matrix"
+EXACT = "whole numbers, which whole rows hold exactly"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

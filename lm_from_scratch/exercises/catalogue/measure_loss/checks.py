@@ -112,18 +112,11 @@ def poor(g: Generator) -> Call:
 SIZE = "sum(len(text.encode()) for text in texts)"
 NATS = "sum(float(tensor.double().sum()) for tensor in tensors)"
 RATE = "nats / math.log(2) / size"
-ONE, SHORT, UNEQUAL, WIDER, EMPTY, HALF, BROKEN, EQUAL, CERTAIN, POOR = (
-    "the higher loss, the better model",
-    "three models, the shortest tokens are best",
-    "a short text and a long one",
-    "more bytes than characters",
-    "empty texts",
-    "thousands of losses in half precision",
-    "a NaN among the losses",
-    "models alike",
-    "a model that knows the text",
-    "three bad models, nearly alike",
-)
+ONE, SHORT = "the higher loss, the better model", "three models, the shortest tokens are best"
+UNEQUAL, WIDER, EMPTY = "a short text and a long one", "more bytes than characters", "empty texts"
+HALF, BROKEN = "thousands of losses in half precision", "a NaN among the losses"
+EQUAL, CERTAIN = "models alike", "a model that knows the text"
+POOR = "three bad models, nearly alike"
 
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.

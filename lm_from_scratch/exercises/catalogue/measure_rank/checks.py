@@ -116,17 +116,10 @@ def nothing(g: Generator) -> Call:
 
 NUMBERS = "min(rank, short) * (short + 2 * long)"
 FIXED = "sum(2 * number * shape[0] for shape in shapes if len(shape) == 1)"
-ONE, SEVERAL, EXACT, BRAIN, ADAM, ROOM, THIN, HIGH, NOTHING = (
-    "one matrix",
-    "matrices and vectors",
-    "rank 1, and no byte more",
-    "weights of two bytes",
-    "AdamW fits, with two bytes",
-    "AdamW fits exactly, and many times",
-    "matrices with a side below the rank",
-    "a high rank",
-    "not even rank 1",
-)
+ONE, SEVERAL, EXACT = "one matrix", "matrices and vectors", "rank 1, and no byte more"
+BRAIN, ADAM = "weights of two bytes", "AdamW fits, with two bytes"
+ROOM, THIN = "AdamW fits exactly, and many times", "matrices with a side below the rank"
+HIGH, NOTHING = "a high rank", "not even rank 1"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

@@ -121,17 +121,11 @@ def flat(g: Generator) -> Call:
 CURVES = "torch.linalg.eigvalsh(H) + decay"
 HIGH = "curvature.max().item()"
 LIMIT = "rate * highest > 2 * (1 + momentum)"
-AXES, TURNED, HEAVY, DECAYED, BOTH, FALLING, HELD, ON, FLAT = (
-    "a bowl along the axes",
-    "a bowl in other directions",
-    "momentum",
-    "weight decay",
-    "momentum and weight decay",
-    "a direction that falls",
-    "a direction that falls, held by the decay",
-    "a direction that falls in spite of momentum, or of decay",
-    "flat directions, and momentum",
-)
+AXES, TURNED, HEAVY = "a bowl along the axes", "a bowl in other directions", "momentum"
+DECAYED, BOTH, FALLING = "weight decay", "momentum and weight decay", "a direction that falls"
+HELD = "a direction that falls, held by the decay"
+ON = "a direction that falls in spite of momentum, or of decay"
+FLAT = "flat directions, and momentum"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

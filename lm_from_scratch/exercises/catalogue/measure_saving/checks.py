@@ -76,14 +76,9 @@ def short(g: Generator) -> Call:
 PAIRS = "2 * heads * head_dim * T * S"
 PASS = "layers * (T * weights + pairs) + width * vocab"
 QUICK = "one_pass(1 if end > prompt else end, end)"
-ONE, GROUPED, SEVERAL, SHORT, LONG, NONE = (
-    "one token, one layer",
-    "fewer heads of keys, several layers",
-    "several tokens",
-    "a prompt of one token, a large vocabulary",
-    "a long prompt, a narrow model",
-    "no token",
-)
+ONE, GROUPED = "one token, one layer", "fewer heads of keys, several layers"
+SEVERAL, SHORT = "several tokens", "a prompt of one token, a large vocabulary"
+LONG, NONE = "a long prompt, a narrow model", "no token"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

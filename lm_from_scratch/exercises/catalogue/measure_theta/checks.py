@@ -137,15 +137,9 @@ LARGEST = "(length - 1) * new ** (-i / half)"
 SLOW = "known[i] < 2 * math.pi"
 FITS = "all(largest[i] <= known[i] for i in slow)"
 RESULT = "return len(slow), min(safe, default=None)"
-USUAL, GIVEN, SHORT, SHORTER, NONE, FIRST, ROUND = (
-    "a text several times as long",
-    "another theta in training",
-    "short texts",
-    "a text shorter than in training",
-    "no theta is large enough",
-    "seven tokens in training",
-    "all pairs are known all round",
-)
+USUAL, GIVEN, SHORT = "a text several times as long", "another theta in training", "short texts"
+SHORTER, NONE = "a text shorter than in training", "no theta is large enough"
+FIRST, ROUND = "seven tokens in training", "all pairs are known all round"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

@@ -143,22 +143,12 @@ LOST = (
 )
 
 
-PLAIN, WEIGHT, TWICE = (
-    "one pair, more frequent than all others",
-    "a frequent word weighs more than many rare ones",
-    "several times in one word",
-)
-THREE, OVERLAP, TIE = (
-    "three equal ids in a row",
-    "pairs that overlap are all counted",
-    "several pairs equally frequent",
-)
-DIRECTION, DIGITS, BORDER, NONE = (
-    "a pair and its reverse",
-    "ids with the same digits",
-    "the end of a word and the start of the next",
-    "no pair left",
-)
+PLAIN = "one pair, more frequent than all others"
+WEIGHT, TWICE = "a frequent word weighs more than many rare ones", "several times in one word"
+THREE, OVERLAP = "three equal ids in a row", "pairs that overlap are all counted"
+TIE = "several pairs equally frequent"
+DIRECTION, DIGITS = "a pair and its reverse", "ids with the same digits"
+BORDER, NONE = "the end of a word and the start of the next", "no pair left"
 
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.

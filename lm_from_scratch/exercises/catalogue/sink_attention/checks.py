@@ -70,11 +70,8 @@ def in_another_order(g: Generator) -> Call:
 
 # ------------------------------------------------------------------------------- wrong answers
 
-ZEROS, HEADS, SHARED = (
-    "all scores 0, and the sink too",
-    "a sink for each head",
-    "6 heads, 2 key heads",
-)
+ZEROS, HEADS = "all scores 0, and the sink too", "a sink for each head"
+SHARED = "6 heads, 2 key heads"
 WINDOW, CHUNK, NONE = "a window of 3", "a chunk and a window", "a sink of minus infinity"
 ALL, HUGE = "sinks of 300, 0 and -300", "scores and sinks of hundreds"
 WEIGHTS = "torch.cat([sink, scores], 3).softmax(3)[..., 1:]"

@@ -137,16 +137,9 @@ PLACE = "p, q = p[rows, n], q[rows, n]"
 DRAWN = "pick(rest, u[:, 0])"
 
 ONE, REJECTED, STAND = ("one draft in each row", "the first draft rejected", "all drafts accepted")
-GAP, FEWER, NONE = (
-    "a good draft after a rejected one",
-    "rows with fewer drafts",
-    "no draft at all",
-)
-GREEDY, UNLIKELY, ROUNDING = (
-    "probabilities of 0 and 1, and u = 0",
-    "an unlikely draft, p(x) = 1e-8",
-    "nothing left over",
-)
+GAP, FEWER, NONE = "a good draft after a rejected one", "rows with fewer drafts", "no draft at all"
+GREEDY, UNLIKELY = "probabilities of 0 and 1, and u = 0", "an unlikely draft, p(x) = 1e-8"
+ROUNDING = "nothing left over"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [

@@ -119,18 +119,11 @@ P_FILL = "logits.masked_fill(removed, -math.inf)"
 
 
 K, P, ROWS = "top-k alone", "top-p alone, one row", "rows that differ, sharp and flat"
-BOTH, BORDER, EQUAL = (
-    "top-k, then top-p",
-    "a probability of exactly p",
-    "several tokens equal to the k-th",
-)
-TINY, FORBIDDEN, EXTREME, HALF, OFF = (
-    "a p of 0.001, of 0 and below",
-    "forbidden tokens, and a k above V",
-    "logits near 1000 and -1000",
-    "bfloat16, many equal tokens",
-    "top-p off, an unlikely token",
-)
+BOTH, BORDER = "top-k, then top-p", "a probability of exactly p"
+EQUAL = "several tokens equal to the k-th"
+TINY, FORBIDDEN = "a p of 0.001, of 0 and below", "forbidden tokens, and a k above V"
+EXTREME, HALF = "logits near 1000 and -1000", "bfloat16, many equal tokens"
+OFF = "top-p off, an unlikely token"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
