@@ -174,7 +174,9 @@ html_theme_options = {
 
 # -- An edition in another language: its pages, from what the first edition has run ------------
 globals().update(translation.settings())
-if language != translation.FIRST:
+if language == translation.FIRST:
+    tags.add("first_edition")  # noqa: F821
+else:
     sphinx_gallery_conf["junit"] = ""
 
 # -- The book: the lessons, from the same results ----------------------------------------------

@@ -6,6 +6,7 @@ of this folder nothing but this file.
 """
 
 import shutil
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +30,8 @@ def converters() -> list[str]:
     """What the conversion needs, as the extra `docs` asks for it."""
     if IS_SDIST:
         return []
-    from sources.modules import project
-
-    docs = project()["project"]["optional-dependencies"]["docs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    docs = project["optional-dependencies"]["docs"]
     return [line for line in docs if line.partition(">")[0] in CONVERTERS]
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from measure import SMOKE, Row, Size, rows_of
 from output import benchmarks
+from sources.templates import render
 
 from lm_from_scratch.instruments.onednn import multiplies
 
@@ -201,11 +202,15 @@ def test_every_file_is_run_by_the_command_or_by_hand() -> None:
 # -------------------------------------------------------------------------------------- the page
 
 
+def page_of(reports: list[dict[str, Any]], folder: Path) -> str:
+    return render("benchmarks.rst", **benchmarks.values(reports, folder))
+
+
 def test_a_bad_row_appears_as_bad(tmp_path: Path) -> None:
     bad = dataclasses.replace(ROW, kind="slow one", ratio=[0.5, 0.4, 0.6])
     fair = dataclasses.replace(ROW, kind="fair one")
     noisy = dataclasses.replace(ROW, kind="noisy one", ratio=[1.5, 0.9, 2.0], target=4.0)
-    page = benchmarks.page([report([bad, fair, noisy])], tmp_path)
+    page = page_of([report([bad, fair, noisy])], tmp_path)
     said = "In the middle of 3 comparisons ours is **1.50 times as fast** as its peer, or as small "
     said += "(0.50 to 2.00). Slower in every round:\n\n* a model: slow one / a peer, 0.50\n"
     assert page.count(said) == 1
@@ -217,7 +222,7 @@ def test_a_bad_row_appears_as_bad(tmp_path: Path) -> None:
 
 
 def test_nothing_slower_is_said(tmp_path: Path) -> None:
-    page = benchmarks.page([report([ROW])], tmp_path)
+    page = page_of([report([ROW])], tmp_path)
     assert "Nothing here is slower than its peer in every round." in page
     assert "Slower in every round:" not in page
 
@@ -256,7 +261,7 @@ def test_seconds_of_pages_have_no_peer(tmp_path: Path) -> None:
         for page, took in {"short": 15.0, "long": 90.0}.items()
     ]
     measure.add(made, "pages", rows, 1.0)
-    page = benchmarks.page([made], tmp_path)
+    page = page_of([made], tmp_path)
     site = page.partition(benchmarks.QUESTIONS["pages"])[2].partition("How it was measured")[0]
     assert "slower" not in site and "ratio" not in site and "60" not in site
     for name, took in (("short", 15), ("long", 90)):
@@ -270,9 +275,9 @@ ABOVE = "A share above 100 % means"
 def test_a_share_above_the_limit_is_never_silent(tmp_path: Path) -> None:
     above = dataclasses.replace(ROW, limit="copy", at_limit=2.0, share=[2.47, 0.4, 4.5])
     below = dataclasses.replace(above, share=[1.004, 0.9, 1.1])  # shown as 100 %
-    page = benchmarks.page([report([below])], tmp_path)
+    page = page_of([report([below])], tmp_path)
     assert "100% of 2 (copy)\n" in page and ABOVE not in page
-    page = benchmarks.page([report([below, above])], tmp_path)
+    page = page_of([report([below, above])], tmp_path)
     assert "247% of 2 (copy), **above the limit**\n" in page
     assert page.count(ABOVE) == 1
 
@@ -290,9 +295,7 @@ def test_the_page_says_how_fast_it_is(tmp_path: Path) -> None:
         f"* **{measure.name_of(made)}**, 1 thread: **1.15** in training (2 rows, 1.10 to 1.20), "
         "**1.90** in decoding (1 row)."
     )
-    assert any(
-        line.startswith(expected) for line in benchmarks.page([made], tmp_path).splitlines()[:25]
-    )
+    assert any(line.startswith(expected) for line in page_of([made], tmp_path).splitlines()[:25])
 
 
 def test_a_headline_is_a_result_beside_transformers() -> None:
@@ -309,12 +312,12 @@ def test_the_page_says_what_kind_of_run_is_stored(size: Size, tmp_path: Path) ->
     measure.add(made, "loss", [ROW], 34.0)
     for benchmark in made["benchmarks"].values():
         benchmark["date"] = "2026-01-02"
-    text = benchmarks.page([made], tmp_path)
+    text = page_of([made], tmp_path)
     line = f"A {size.name} run of 2026-01-02, 1,234 seconds in all."
     assert any(line in said for said in text.splitlines()[:25])
     assert ("Few rounds" in text) == (size.name == "quick")
     made["benchmarks"]["loss"]["date"] = "2026-01-04"
-    assert "of 2026-01-02 to 2026-01-04, 1,234 s" in benchmarks.page([made], tmp_path)
+    assert "of 2026-01-02 to 2026-01-04, 1,234 s" in page_of([made], tmp_path)
 
 
 def test_a_quick_run_is_written_where_the_page_says(
@@ -325,7 +328,7 @@ def test_a_quick_run_is_written_where_the_page_says(
     bench.main(["--quick"])
     bench.main([])
     assert written == [ROOT / "build/bench/quick.json", measure.stored(report())]
-    page = benchmarks.page([report()], tmp_path)
+    page = page_of([report()], tmp_path)
     assert "``build/bench/quick.json``" in page
     assert written[1].parent == ROOT / "docs/benchmarks" and "``docs/benchmarks``" in page
 
@@ -336,7 +339,7 @@ def test_processors_stand_side_by_side(tmp_path: Path) -> None:
     measure.add(other, "loss", [dataclasses.replace(ROW, kind="only there")], 1.0)
     for number, made in enumerate([one, other]):
         made["machine"] |= {"processor": "P", "capability": f"C{number}"}
-    page = benchmarks.page([one, other], tmp_path)
+    page = page_of([one, other], tmp_path)
     told = "- 2.00 (1.50 to 3.00, 3 rounds): faster\n\n          1 and 2 ms\n"
     line = f"      * - a model\n        - ours\n        - a peer\n        {told}        {told}"
     assert line.count(told) == 2 and line in page
@@ -346,14 +349,14 @@ def test_processors_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
-    page = benchmarks.page([report()], tmp_path)
+    page = page_of([report()], tmp_path)
     assert page.count("Not measured in this run.") == len(bench.BENCHMARKS) - 1
     assert "A smoke run of" in page and "Its result is not stored here." in page
 
 
 def test_an_unknown_benchmark_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"says nothing about \['poetry'\]"):
-        benchmarks.page([report(name="poetry")], tmp_path)
+        page_of([report(name="poetry")], tmp_path)
 
 
 # ---------------------------------------------------------------------------------- what it runs
@@ -408,7 +411,7 @@ def test_without_bfloat16_a_benchmark_goes_on_and_its_row_says_so(
         assert "bf16" in row.kind or "bfloat16" in row.setting
         assert (row.note, row.beside) == ("not on this processor", "")
     assert any(row.ours > 0 for row in rows)
-    page = benchmarks.page([measure.read(stored(made, tmp_path))], tmp_path)
+    page = page_of([measure.read(stored(made, tmp_path))], tmp_path)
     assert page.count("- not on this processor\n") == len(not_measured)
     found = sum(1 for row in rows if row.rounds and row.beside)
     assert f"In the middle of {found} comparison" in page

@@ -10,7 +10,7 @@ from books import book, drawings
 from course.slides import to_mathml
 from docutils import nodes
 from docutils.core import publish_doctree
-from gallery import figures
+from gallery import figures, lessons
 from gallery.pages import DOCS
 from sphinx import addnodes
 from sphinx.util import texescape
@@ -26,7 +26,7 @@ def test_a_figure_becomes_a_file_in_black_on_white() -> None:
     ax.set_title("a & b")
     drawn = figures.themed(made, "one")
     plt.close("all")
-    ((kind, svg),) = drawings.found(f'<div class="output">{drawn}</div>\n<br />')
+    ((kind, svg),) = drawings.parts_of(f'<div class="output">{drawn}</div>\n<br />')
     text = drawings.standing_alone(svg)
     assert kind == "svg" and "var(" not in text and "currentColor" not in text
     root = ElementTree.fromstring(text)
@@ -36,14 +36,14 @@ def test_a_figure_becomes_a_file_in_black_on_white() -> None:
 
 def test_a_link_in_a_drawing_is_none_in_its_file() -> None:
     links = dict.fromkeys(("lookups", "norm", "attention", "mlp", "stream", "logits"), "#there")
-    ((_, svg),) = drawings.found(gpt2_blocks(4, links).html)
+    ((_, svg),) = drawings.parts_of(gpt2_blocks(4, links).html)
     text = drawings.standing_alone(svg)
     assert "there" not in text and 'role="img"' in text
 
 
 def test_the_frames_of_a_drawing_are_all_shown() -> None:
     frames = [lines(["a"], ["b"], [[1.0]]), tokens(["a"])]
-    found = list(drawings.found(slides("round", frames, ["1", "2"]).html))
+    found = list(drawings.parts_of(slides("round", frames, ["1", "2"]).html))
     assert [kind for kind, _ in found] == ["frame", "frame"]
     assert [label for _, (label, _) in found] == ["round 1", "round 2"]
     assert [part[0][0] for _, (_, part) in found] == ["svg", "text"]
@@ -57,12 +57,12 @@ def test_the_frames_of_a_drawing_are_all_shown() -> None:
     ],
 )
 def test_html_of_another_kind_is_reported(html: str) -> None:
-    assert [kind for kind, _ in drawings.found(html)] == ["unknown"]
+    assert [kind for kind, _ in drawings.parts_of(html)] == ["unknown"]
 
 
 def test_words_on_coloured_grounds_in_tex() -> None:
     texescape.init()
-    ((kind, element),) = drawings.found(tokens(["a_b", "中"], [1, 22]).html)
+    ((kind, element),) = drawings.parts_of(tokens(["a_b", "中"], [1, 22]).html)
     made = drawings.tex_drawing(element)
     assert kind == "text"
     assert made.count(r"\bookbox{") == 2 and r"\bookbox{BFDCEC}" in made  # a quarter of #0072B2
@@ -102,7 +102,7 @@ def test_code_that_only_checks_or_draws_is_left_out() -> None:
     blocks = ["x = 1\nprint(x)\nassert x == 1", "assert x", "import a\nimport b\nimport c\ny = 2"]
     page = nodes.section()
     page += [nodes.literal_block(code, code, language="Python") for code in blocks]
-    book.shorten(page)
+    lessons.leave_out(page)
     shown = [block.astext() for block in page.findall(nodes.literal_block)]
     assert shown == ["x = 1\nprint(x)", "import a\nimport b\nimport c\n\ny = 2"]
 

@@ -11,19 +11,16 @@ from sphinx.util.nodes import make_refnode
 
 def list_of_names(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Show the columns of a docstring, a name and what it is, as a list."""
-    made: list[str] = []
-    inside = False
-    for line in lines:
+    inside, above = False, ""
+    for number, line in enumerate(lines):
         column = re.match(r"([`\w][`\w, ]*?) {2,}(\S.*)$", line)
-        if column and (inside or not (made and made[-1])):
-            inside = True
-            made.append(f"* ``{column[1].strip('`')}``: {column[2]}")
-        elif inside and line.startswith("   "):
-            made.append(f"  {line.strip()}")
-        else:
-            inside = False
-            made.append(line)
-    lines[:] = made
+        goes_on = inside and line.startswith("   ")
+        inside = goes_on or bool(column and (inside or not above))
+        if goes_on:
+            lines[number] = f"  {line.strip()}"
+        elif inside and column:
+            lines[number] = f"* ``{column[1].strip('`')}``: {column[2]}"
+        above = line
 
 
 def short_name(app: Any, env: Any, node: Any, contnode: Any) -> nodes.reference | None:
@@ -31,10 +28,10 @@ def short_name(app: Any, env: Any, node: Any, contnode: Any) -> nodes.reference 
     if node.get("refdomain") != "py":
         return None
     domain = env.domains.python_domain
-    found = domain.find_obj(env, None, None, node["reftarget"], node["reftype"], searchmode=1)
-    if len(found) != 1:
+    objects = domain.find_obj(env, None, None, node["reftarget"], node["reftype"], searchmode=1)
+    if len(objects) != 1:
         return None
-    name, entry = found[0]
+    name, entry = objects[0]
     target = (app.builder, node["refdoc"], entry.docname, entry.node_id)
     return make_refnode(*target, contnode, name)
 

@@ -90,6 +90,16 @@ def index() -> dict[str, Any]:
     }
 
 
+def kernels() -> list[tuple[str, str, str]]:
+    """The files that hold kernels: their dotted name, a short one, their line."""
+    prefix = f"{PACKAGE}.kernels."
+    return [
+        (module, module.removeprefix(prefix), modules.summary(path))
+        for module, path in listed().items()
+        if module.startswith(prefix) and "_kernel(" in path.read_text(encoding="utf-8")
+    ]
+
+
 # -- tables of the architecture --------------------------------------------------------------------
 
 

@@ -13,16 +13,16 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
-from xml.sax.saxutils import escape
 
 from course import slides
 from docutils import nodes
 from editions import translation
-from gallery import folding, lessons, pages
-from live import pictures, widgets
+from gallery import lessons, pages
+from live import widgets
 from lookup import terms
 from sources import templates
 from sphinx import addnodes
@@ -45,8 +45,6 @@ AFTER = ["questions", "glossary", "symbols"]
 SITE = "https://site.invalid"
 #: Where the files of drawings are, seen from `docs`.
 DRAWN = "_build/books/figures"
-#: Classes of what has no place in a book.
-SITE_ONLY = {"page-facts"}
 
 
 # ------------------------------------------------------------------------------ what is in a book
@@ -54,21 +52,21 @@ SITE_ONLY = {"page-facts"}
 
 def chapters() -> dict[str, list[str]]:
     """The lessons of each chapter, by its folder, that the edition has."""
-    found: dict[str, list[str]] = {}
+    lessons: dict[str, list[str]] = {}
     for name in pages.lessons():
         chapter = name.partition("/")[0]
         if chapter != pages.GPU.name and translation.has(pages.document(name)[1:]):
-            found.setdefault(chapter, []).append(name)
-    return found
+            lessons.setdefault(chapter, []).append(name)
+    return lessons
 
 
 def documents() -> list[str]:
     """All documents of a book, in their order."""
-    found = [ABOUT]
-    for chapter, names in chapters().items():
-        found += [f"auto_tutorials/{chapter}/index"]
-        found += [pages.document(name)[1:] for name in names]
-    return [*found, *filter(translation.has, AFTER)]
+    names = [ABOUT]
+    for chapter, members in chapters().items():
+        names += [f"auto_tutorials/{chapter}/index"]
+        names += [pages.document(name)[1:] for name in members]
+    return [*names, *filter(translation.has, AFTER)]
 
 
 def settings() -> dict[str, Any]:
@@ -117,14 +115,7 @@ def settings() -> dict[str, Any]:
         # PDF
         "latex_engine": "xelatex",
         "latex_documents": [
-            (
-                ROOT_DOCUMENT,
-                "lm_from_scratch.tex",
-                title,
-                AUTHOR.replace("_", r"\_"),
-                "manual",
-                True,
-            ),
+            (ROOT_DOCUMENT, "lm_from_scratch.tex", title, AUTHOR_IN_TEX, "manual", True)
         ],
         "latex_use_xindy": False,
         "latex_show_urls": "no",
@@ -144,6 +135,7 @@ def settings() -> dict[str, Any]:
 
 
 AUTHOR = "The lm_from_scratch authors"
+AUTHOR_IN_TEX = AUTHOR.replace("_", r"\_")
 COVER = "_static/cover.svg"
 SETUP = ",".join([
     "hmargin={22mm,22mm}", "vmargin={24mm,24mm}", "verbatimforcewraps=true",
@@ -168,35 +160,22 @@ def title_of_the_book() -> str:
 
 def write_root(app: Any) -> None:
     """The document above all others, and the cover."""
+    title = app.config.epub_title
     listed = [name for name in documents() if name.count("/") < 2 or name.endswith("/index")]
-    text = templates.heading(app.config.epub_title, "=") + "\n.. toctree::\n   :maxdepth: 2\n\n"
-    text += "".join(f"   /{name}\n" for name in listed)
-    templates.write({Path(app.srcdir, f"{ROOT_DOCUMENT}.rst"): text})
+    lines = ["", ".. toctree::", "   :maxdepth: 2", "", *(f"   /{name}" for name in listed), ""]
+    text = templates.heading(title, "=") + "\n".join(lines)
+    Path(app.srcdir, f"{ROOT_DOCUMENT}.rst").write_text(text, encoding="utf-8")
     if app.builder.format == "html":
-        templates.write({Path(app.outdir, COVER): cover(app.config.epub_title)})
+        path = Path(app.outdir, COVER)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(cover(title), encoding="utf-8")
 
 
 def cover(title: str) -> str:
     """Who sees whom: the title above a triangle of attention weights."""
-    n, side = 12, 70
-    cells = "".join(
-        f'<rect x="{80 + side * s}" y="{620 + side * t}" width="{side - 6}" height="{side - 6}" '
-        f'rx="6" fill="{BLUE}" fill-opacity="{0.12 + 0.88 / (1 + t - s) ** 1.2:.2f}"/>'
-        for t in range(n)
-        for s in range(t + 1)
-    )
-    middle = re.search(r"[,，] ?", title)
-    rows = [title[: middle.end()], title[middle.end() :]] if middle else [title]
-    said = "".join(
-        f'<text x="80" y="{230 + 110 * i}" font-size="84" font-weight="700">{row}</text>'
-        for i, row in enumerate(map(escape, map(str.strip, rows)))
-    )
-    return (
-        f'<svg {drawings.NAMESPACES} viewBox="0 0 1000 1600" width="1000" height="1600" '
-        f"font-family=\"'DejaVu Sans', 'Noto Sans CJK SC', sans-serif\" fill=\"#14283c\">"
-        f'<rect width="1000" height="1600" fill="#ffffff"/>{said}'
-        f'<text x="80" y="460" font-size="40">lm_from_scratch</text>{cells}</svg>\n'
-    )
+    comma = re.search(r"[,，] ?", title)
+    rows = [title[: comma.end()], title[comma.end() :]] if comma else [title]
+    return templates.render("book/cover.svg", rows=[row.strip() for row in rows], colour=BLUE)
 
 
 # ----------------------------------------------------------------------- texts that differ in it
@@ -206,9 +185,9 @@ def read(app: Any, docname: str, source: list[str]) -> None:
     """Of the landing page, what it says of the course; of a chapter, its introduction."""
     if docname == ABOUT:
         source[0] = about(source[0])
-    elif found := re.match(r"auto_tutorials/(\w+)/index$", docname):
-        (header,) = (pages.TUTORIALS / found[1]).glob("*.rst")
-        listed = "".join(f"   {pages.document(name)}\n" for name in chapters()[found[1]])
+    elif chapter := re.match(r"auto_tutorials/(\w+)/index$", docname):
+        (header,) = (pages.TUTORIALS / chapter[1]).glob("*.rst")
+        listed = "".join(f"   {pages.document(name)}\n" for name in chapters()[chapter[1]])
         text = header.read_text(encoding="utf-8").strip()
         source[0] = f"{text}\n\n.. toctree::\n   :maxdepth: 1\n\n{listed}"
     elif pages.page_of(docname):
@@ -228,7 +207,7 @@ LEAD = re.compile(r"^\.\. div:: lead\n\n((?:   .*\n)+)", re.M)
 def about(landing: str) -> str:
     title = templates.heading(str(_("About this book")), "=")
     lead = re.sub(r"^   ", "", LEAD.search(landing)[1], flags=re.M)
-    said = [
+    parts = [
         title.splitlines()[1] + f"\n{title}",
         lead,
         TAKEN.search(landing)[1],
@@ -245,7 +224,7 @@ def about(landing: str) -> str:
             "every line."
         ),
     ]
-    return "\n\n".join(map(str, said)) + "\n"
+    return "\n\n".join(map(str, parts)) + "\n"
 
 
 def number(app: Any, doctree: nodes.document) -> None:
@@ -259,8 +238,8 @@ def number(app: Any, doctree: nodes.document) -> None:
 def index(app: Any, env: Any) -> None:
     """A term is in the index with the lesson that explains it. (TeX gets it in `ForBook`.)"""
     for docname in documents():
-        known = env.domains.index_domain.entries.setdefault(docname, [])
-        known += [entry for entry in terms.entries(env, docname) if entry not in known]
+        entries = env.domains.index_domain.entries.setdefault(docname, [])
+        entries += [entry for entry in terms.entries(env, docname) if entry not in entries]
 
 
 # ------------------------------------------------------------------------------ the form of a page
@@ -281,7 +260,7 @@ class ForBook(SphinxPostTransform):
                 link.replace_self(link.children)
         for docname, page in self.pages():
             if pages.page_of(docname):
-                shorten(page)
+                lessons.leave_out(page)
             if is_tex:
                 put_in_index(page, terms.entries(self.env, docname))
         if is_tex:
@@ -290,76 +269,60 @@ class ForBook(SphinxPostTransform):
             widget.replace_self(self.picture(widget))
         for raw in list(self.document.findall(nodes.raw)):
             if raw["format"] == "html":
-                raw.replace_self(self.drawn(drawings.found(raw.astext()), raw))
+                raw.replace_self(self.drawn(drawings.parts_of(raw.astext()), raw))
 
     def pages(self) -> list[tuple[str, nodes.Element]]:
         """Each document with its name: for TeX all are one."""
-        whole = [(one["docname"], one) for one in self.document.findall(addnodes.start_of_file)]
-        return whole or [(self.env.docname, self.document)]
+        files = [(one["docname"], one) for one in self.document.findall(addnodes.start_of_file)]
+        return files or [(self.env.docname, self.document)]
 
     def picture(self, widget: widgets.live) -> list[nodes.Node]:
         """What stands in the place of a widget: bars."""
-        said, rows = pictures.picture(widget["widget"], widget["model"], widget["prompt"])
+        caption, rows = widgets.picture(widget)
         canvas = Canvas(343, 24 * len(rows) + 4, "; ".join(f"{row[0]} {row[2]}" for row in rows))
         for i, (label, share, amount) in enumerate(rows):
             canvas.text(112, 24 * i + 14, label, 12, "end")
             canvas.box(120, 24 * i + 5, max(160 * share, 1), 18, BLUE, 0.6, "none", 2)
             canvas.text(338, 24 * i + 14, amount, 12, "end")
-        return [
-            nodes.paragraph("", said),
-            *self.drawn(drawings.found(canvas.drawing().html), widget),
-        ]
+        bars = self.drawn(drawings.parts_of(canvas.drawing().html), widget)
+        return [nodes.paragraph("", caption), *bars]
 
-    def drawn(self, found: Iterable[tuple[str, Any]], place: nodes.Node) -> list[nodes.Node]:
+    def drawn(self, parts: Iterable[tuple[str, Any]], place: nodes.Node) -> list[nodes.Node]:
         """Drawings and figures in the form of a book. Frames stand side by side."""
         is_tex = self.app.builder.format == "latex"
-        made: list[nodes.Node] = []
-        for kind, part in found:
+        drawn: list[nodes.Node] = []
+        for kind, part in parts:
             if kind == "svg":
-                made.append(self.image(part))
+                drawn.append(self.image(part))
             elif kind == "text":
-                form = (
-                    ("latex", drawings.tex_drawing(part))
+                drawn.append(
+                    raw_tex(drawings.tex_drawing(part))
                     if is_tex
-                    else ("html", drawings.xhtml(part))
+                    else nodes.raw("", drawings.xhtml(part), format="html")
                 )
-                made.append(nodes.raw("", form[1], format=form[0]))
             elif kind == "frame":
                 label, inside = part
                 frame = [nodes.paragraph("", label), *self.drawn(inside, place)]
-                made.append(nodes.container("", *frame, classes=["bookframe"]))
+                drawn.append(nodes.container("", *frame, classes=["bookframe"]))
             else:
                 logger.warning("HTML without a form in a book: %s", part, location=place)
-        return in_frames(made) if is_tex else made
+        return side_by_side(drawn) if is_tex else drawn
 
     def image(self, svg: ElementTree.Element) -> nodes.image:
         text = drawings.standing_alone(svg)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = Path(self.app.srcdir, DRAWN, f"{name}.svg")
-        templates.write({path: text})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
         if self.app.builder.format == "latex":
             path = drawings.as_pdf(path)
         uri = f"{DRAWN}/{path.name}"
         self.env.images.add_file(self.env.docname, uri)
         alt = svg.get("aria-label", "")
-        made = nodes.image(uri=uri, candidates={"*": uri}, alt=alt, align="center")
+        image = nodes.image(uri=uri, candidates={"*": uri}, alt=alt, align="center")
         if self.app.builder.format == "html":
-            made["width"] = f"{float(svg.get('width', '343')):.0f}px"
-        return made
-
-
-def shorten(page: nodes.Element) -> None:
-    """Leave out the code that only checks, prints a table or draws."""
-    blocks = list(page.findall(lessons.is_code))
-    for block, split in zip(blocks, folding.parts([b.astext() for b in blocks]), strict=True):
-        if all(part.kinds for part in split):
-            block.parent.remove(block)
-            continue
-        copy = block.copy()
-        shown = [part.text for part in split if not part.kinds or {*part.kinds} == {"import"}]
-        copy.rawsource = "\n\n".join(shown)
-        copy += nodes.Text(copy.rawsource)
-        block.replace_self(copy)
+            image["width"] = f"{float(svg.get('width', '343')):.0f}px"
+        return image
 
 
 def for_tex(book: nodes.Element) -> None:
@@ -382,31 +345,27 @@ def raw_tex(text: str) -> nodes.raw:
     return nodes.raw("", text, format="latex")
 
 
-def in_frames(made: list[nodes.Node]) -> list[nodes.Node]:
+def side_by_side(drawn: list[nodes.Node]) -> list[nodes.Node]:
     """Frames as TeX sets them side by side: with no paragraph between them."""
     begin, end = r"\begin{bookframe}", r"\end{bookframe}"
-    found: list[nodes.Node] = []
-    for i, node in enumerate(made):
-        if not isinstance(node, nodes.container):
-            found.append(node)
+    between = rf"{end}\hspace{{0.02\linewidth}}{begin}"
+    result: list[nodes.Node] = []
+    for is_frame, group in groupby(drawn, lambda node: isinstance(node, nodes.container)):
+        if not is_frame:
+            result += group
             continue
-        if not (i and isinstance(made[i - 1], nodes.container)):
-            found.append(raw_tex(begin))
-        more = i + 1 < len(made) and isinstance(made[i + 1], nodes.container)
-        after = f"{end}\\hspace{{0.02\\linewidth}}{begin}" if more else end
-        found += [*node.children, raw_tex(after)]
-    return found
+        for number, frame in enumerate(group):
+            result += [raw_tex(between if number else begin), *frame.children]
+        result.append(raw_tex(end))
+    return result
 
 
 def is_site_only(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.meta):
-        return True
-    if not isinstance(node, nodes.Element):
-        return False
-    if isinstance(node, nodes.paragraph):
-        first = node.children[0] if node.children else None
+    if isinstance(node, nodes.paragraph) and node.children:
+        first = node.children[0]
         return isinstance(first, nodes.strong) and first.astext() == _("Next:")
-    return bool(SITE_ONLY & {*node.get("classes", [])})
+    is_facts = isinstance(node, nodes.Element) and "page-facts" in node.get("classes", [])
+    return is_facts or isinstance(node, nodes.meta)
 
 
 # ------------------------------------------------------------------------------------------ EPUB
@@ -414,12 +373,12 @@ def is_site_only(node: nodes.Node) -> bool:
 
 def mathml(self: Any, node: nodes.Node) -> None:
     try:
-        made = slides.to_mathml(node)
+        formula = slides.to_mathml(node)
     except Exception as error:
         logger.warning("no MathML for %r: %s", node.astext(), error, location=node)
         raise nodes.SkipNode from error
     is_block = isinstance(node, nodes.math_block)
-    self.body.append(f'<div class="math">{made}</div>\n' if is_block else made)
+    self.body.append(f'<div class="math">{formula}</div>\n' if is_block else formula)
     raise nodes.SkipNode
 
 
@@ -428,8 +387,8 @@ STYLES = ("basic.css", "pygments.css", "epub.css")
 
 def style(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Without the styles of the gallery's pages."""
-    known = context["css_files"]
-    context["css_files"] = [one for one in known if Path(one.filename).name in STYLES]
+    files = context["css_files"]
+    context["css_files"] = [file for file in files if Path(file.filename).name in STYLES]
 
 
 class Epub(Epub3Builder):
@@ -449,8 +408,8 @@ class Epub(Epub3Builder):
         def properties(item: re.Match[str]) -> str:
             file = Path(self.outdir, item[1])
             with_math = file.suffix == ".xhtml" and "<math" in file.read_text(encoding="utf-8")
-            found = "mathml" if with_math else "cover-image" if item[1] == COVER else ""
-            return f'{item[0][:-2]}properties="{found}" />' if found else item[0]
+            what = "mathml" if with_math else "cover-image" if item[1] == COVER else ""
+            return f'{item[0][:-2]}properties="{what}" />' if what else item[0]
 
         text = re.sub(r'<item id="[^"]+" href="([^"]+)" media-type="[^"]+" />', properties, text)
         path.write_text(text, encoding="utf-8")
@@ -468,14 +427,8 @@ CUT = re.compile(r"^Overfull \\[hv]box \((\d+)\.\d+pt too (?:wide|high)\).*$", r
 
 def faults(log: str) -> list[str]:
     """What TeX says that a reader would miss: glyphs, places, ends of lines and pages."""
-    cut = [found[0] for found in CUT.finditer(log) if int(found[1]) > 20]
+    cut = [line[0] for line in CUT.finditer(log) if int(line[1]) > 20]
     return [*dict.fromkeys(LOST.findall(log)), *cut]
-
-
-def main() -> None:
-    found = faults(Path(sys.argv[1]).read_text(encoding="utf-8", errors="replace"))
-    if found:
-        sys.exit("\n".join(found))
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -492,4 +445,6 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(
+        "\n".join(faults(Path(sys.argv[1]).read_text(encoding="utf-8", errors="replace"))) or 0
+    )

@@ -20,7 +20,7 @@ WORDS = {"div", "span", "b", "strong", "s", "small", "br", "wbr"}
 SCALE = "0.85"
 
 
-def found(html: str) -> Iterator[tuple[str, Any]]:
+def parts_of(html: str) -> Iterator[tuple[str, Any]]:
     """The parts of a piece of HTML: "svg" and "text" with an element, "frame" with a label and its
     parts, "unknown" with what is none of these."""
     html = re.sub(r"<(br|wbr)>", r"<\1/>", html)
@@ -44,8 +44,8 @@ def parts(element: ElementTree.Element) -> Iterator[tuple[str, Any]]:
         known = all(inner.tag in WORDS for inner in element.iter())
         yield ("text", element) if known else ("unknown", xhtml(element))
     else:
-        if said := "".join([element.text or "", *(one.tail or "" for one in element)]).strip():
-            yield "unknown", said
+        if text := "".join([element.text or "", *(one.tail or "" for one in element)]).strip():
+            yield "unknown", text
         for child in element:
             yield from parts(child)
 
@@ -61,7 +61,7 @@ def standing_alone(svg: ElementTree.Element) -> str:
         text = text.replace(variable, colour)
     text = text.replace("system-ui, ", "")
     style = f"<style>{letters()} text {{ font-family: 'DejaVu Sans', sans-serif }}</style>"
-    return re.sub(r"(<svg\b[^>]*>)", lambda found: found[1] + style, text, count=1) + "\n"
+    return re.sub(r"(<svg\b[^>]*>)", lambda tag: tag[1] + style, text, count=1) + "\n"
 
 
 def letters() -> str:
@@ -72,10 +72,10 @@ def letters() -> str:
 
 
 def as_pdf(path: Path) -> Path:
-    made = path.with_suffix(".pdf")
-    if not made.exists():
-        subprocess.run(["rsvg-convert", "-z", SCALE, "-f", "pdf", "-o", made, path], check=True)
-    return made
+    pdf = path.with_suffix(".pdf")
+    if not pdf.exists():
+        subprocess.run(["rsvg-convert", "-z", SCALE, "-f", "pdf", "-o", pdf, path], check=True)
+    return pdf
 
 
 def xhtml(element: ElementTree.Element) -> str:
@@ -104,26 +104,21 @@ def tex(element: ElementTree.Element, around: list[str]) -> str:
 
 
 def commands(tag: str, style: dict[str, str]) -> list[str]:
-    found = []
-    if tag in ("b", "strong") or style.get("font-weight") == "600":
-        found.append(r"\textbf")
-    if tag == "small":
-        found.append(r"\booksmall")
-    if "monospace" in style.get("font-family", ""):
-        found.append(r"\texttt")
-    if "wavy" in style.get("text-decoration", ""):
-        found.append(r"\bookwrong")
-    if "line-through" in style.get("text-decoration", ""):
-        found.append(r"\bookstruck")
-    if "outline" in style:
-        found.append(r"\bookmark")
+    decoration = style.get("text-decoration", "")
+    holds = {
+        r"\textbf": tag in ("b", "strong") or style.get("font-weight") == "600",
+        r"\booksmall": tag == "small",
+        r"\texttt": "monospace" in style.get("font-family", ""),
+        r"\bookwrong": "wavy" in decoration,
+        r"\bookstruck": "line-through" in decoration,
+        r"\bookmark": "outline" in style,
+    }
     if colour := re.match(r"rgba\((\d+), (\d+), (\d+), ([\d.]+)\)", style.get("background", "")):
         *rgb, opacity = map(float, colour.groups())
         on_white = (round(255 + (one - 255) * opacity) for one in rgb)
-        found.append(r"\bookbox{{{:02X}{:02X}{:02X}}}".format(*on_white))
-    if style.get("border-bottom", "none") != "none":
-        found.append(r"\underline")
-    return found
+        holds[r"\bookbox{{{:02X}{:02X}{:02X}}}".format(*on_white)] = True
+    holds[r"\underline"] = style.get("border-bottom", "none") != "none"
+    return [command for command, holds_here in holds.items() if holds_here]
 
 
 def wrapped(text: str, around: list[str]) -> str:
@@ -134,13 +129,12 @@ def wrapped(text: str, around: list[str]) -> str:
 
 def set_words(text: str, around: list[str]) -> str:
     """Text with its blanks and line ends, word by word, so that a line can end after each."""
-    made = ""
+    words = ""
     for run in re.findall(r"\n|[^\S\n]*\S+|[^\S\n]+", text):
         if run == "\n":
-            made += "\\\\\\mbox{}\n"
+            words += "\\\\\\mbox{}\n"
             continue
         word = run.lstrip()
         blanks = r"\ " * (len(run) - len(word))
-        shown = blanks + texescape.escape(word, "xelatex")
-        made += wrapped(shown, around) + "\\allowbreak{}"
-    return made
+        words += wrapped(blanks + texescape.escape(word, "xelatex"), around) + "\\allowbreak{}"
+    return words

@@ -9,7 +9,7 @@ first picture of a section, questions with folded answers, the lines to keep.
 import base64
 import mimetypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from html import escape, unescape
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
-from editions import translation
-from gallery import exercises, lessons, pages
+from gallery import lessons, pages
 from live import widgets
+
+from lm_from_scratch.exercises import source
+from lm_from_scratch.exercises.exercise import exercises
 
 FOLDER = Path("_static", "slides")
 #: What a slide takes of what a block has drawn.
@@ -38,31 +40,38 @@ class Slide:
 
 def slides(name: str, document: nodes.document, render: Render) -> list[Slide]:
     """Those of a lesson: its title, one for each section and question, the lines to keep."""
-    (first,) = (node for node in document.children if isinstance(node, nodes.section))
+    (first,) = sections(document)
     above = [node for node in first.children if not isinstance(node, nodes.section)]
-    found = [Slide(title(first, render), picture(above, render), "title")]
-    found += questions(first, render)
-    for section in first.children:
-        if not isinstance(section, nodes.section) or section["ids"][0] == "exercises":
-            continue
+    made = [Slide(title(first, render), picture(above, render), "title")]
+    made += questions(first, render)
+    for section in sections(first):
         if section["ids"][0] == "summary":
-            kept = next(section.findall(nodes.bullet_list))
-            found.append(Slide("Three lines to keep", render(kept), "keep"))
-            continue
-        below = [one for one in section.children if isinstance(one, nodes.section)]
-        listed = "".join(f"<li>{title(one, render)}</li>" for one in below)
-        listed = f"<ul>{listed}</ul>" if below else ""
-        body = listed + picture([section], render) or beginning(section, render)
-        found.append(Slide(title(section, render), body))
-        for part in (section, *below):
-            found += questions(part, render)
-    if todo := [one for one in exercises.of_page(name)]:
-        listed = "".join(
-            f"<li>{escape(exercises.title(one))}: <code>{one.name}</code>, {one.minutes} min</li>"
-            for one in todo
-        )
-        found.append(Slide("Exercises", f"<ul>{listed}</ul>"))
-    return found
+            lines = next(section.findall(nodes.bullet_list))
+            made.append(Slide("Three lines to keep", render(lines), "keep"))
+        elif section["ids"][0] != "exercises":
+            below = sections(section)
+            headings = bullets(title(one, render) for one in below)
+            body = headings + picture([section], render) or beginning(section, render)
+            made.append(Slide(title(section, render), body))
+            for part in (section, *below):
+                made += questions(part, render)
+    todo = bullets(
+        f"{escape(source.title(one.name).replace('`', ''))}: <code>{one.name}</code>, "
+        f"{one.minutes} min"
+        for one in exercises()
+        if one.page == name
+    )
+    return [*made, Slide("Exercises", todo)] if todo else made
+
+
+def sections(node: nodes.Element) -> list[nodes.section]:
+    return [child for child in node.children if isinstance(child, nodes.section)]
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A list as HTML; nothing, if nothing is in it."""
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f"<ul>{items}</ul>" if items else ""
 
 
 def title(section: nodes.section, render: Render) -> str:
@@ -87,12 +96,12 @@ def picture(given: list[nodes.Node], render: Render) -> str:
 
 def beginning(section: nodes.section, render: Render) -> str:
     """The first paragraph of a section without a picture, and the formula that it leads to."""
-    said = section.first_child_matching_class(nodes.paragraph)
-    if said is None:
+    at = section.first_child_matching_class(nodes.paragraph)
+    if at is None:
         return ""
-    after = section.children[said + 1 : said + 2]
+    after = section.children[at + 1 : at + 2]
     formula = [node for node in after if isinstance(node, nodes.math_block)]
-    return "".join(map(render, [section[said], *formula]))
+    return "".join(map(render, [section[at], *formula]))
 
 
 def is_picture(node: nodes.Node) -> bool:
@@ -103,9 +112,8 @@ def is_picture(node: nodes.Node) -> bool:
 
 def answers(node: nodes.Node) -> bool:
     """Whether a node is in what is folded until a reader has chosen."""
-    while node.parent is not None:
-        node = node.parent
-        if isinstance(node, lessons.fold) and "answer" in node["classes"]:
+    while (node := node.parent) is not None:
+        if is_answer(node):
             return True
     return False
 
@@ -121,17 +129,17 @@ def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
         asked = [n for n in question.children if n.astext() != lessons.PREDICT]
         choices = "".join(f"<li>{inline(render(item.children))}</li>" for item in offered.children)
         after = inside[i + 1 :]
-        folded = next((n for n in after for n in n.findall(lessons.fold) if answer(n)), None)
-        shown = [render(part) for part in folded.children] if folded else []
-        shown += [render(why(after, folded))] if why(after, folded) else []
+        folded = next((fold for n in after for fold in n.findall(is_answer)), None)
+        answer = [render(part) for part in folded.children] if folded else []
+        answer += [render(reason) for reason in [why(after, folded)] if reason]
         body = f'<ol type="a">{choices}</ol>'
-        if shown:
-            body += f"<details><summary>Answer</summary>{''.join(shown)}</details>"
+        if answer:
+            body += f"<details><summary>Answer</summary>{''.join(answer)}</details>"
         yield Slide(inline(render(asked)), body, "ask")
 
 
-def answer(node: lessons.fold) -> bool:
-    return "answer" in node["classes"]
+def is_answer(node: nodes.Node) -> bool:
+    return isinstance(node, lessons.fold) and "answer" in node["classes"]
 
 
 def why(after: list[nodes.Node], folded: nodes.Node | None) -> nodes.paragraph | None:
@@ -182,9 +190,9 @@ OTHERWISE = {r"\dots": r"\ldots", r"\textstyle": "", r"\tfrac": r"\frac"}
 
 def to_mathml(formula: nodes.Node) -> str:
     """A formula as MathML; an error where docutils does not know a command."""
-    text = re.sub(r"\\[a-z]+", lambda found: OTHERWISE.get(found[0], found[0]), formula.astext())
-    made = tex2mathml(text, as_block=isinstance(formula, nodes.math_block))
-    return ENTITY.sub(lambda found: unescape(found[0]), made)
+    text = re.sub(r"\\[a-z]+", lambda name: OTHERWISE.get(name[0], name[0]), formula.astext())
+    xml = tex2mathml(text, as_block=isinstance(formula, nodes.math_block))
+    return ENTITY.sub(lambda entity: unescape(entity[0]), xml)
 
 
 def mathml(formula: nodes.Node) -> str:
@@ -204,15 +212,16 @@ def embedded(app: Any, image: nodes.image) -> str:
 
 
 def write(app: Any, docname: str, template: str, context: Any, document: Any) -> None:
+    """In the first edition alone: a class has the language of the teacher's guide."""
     name = pages.page_of(docname)
-    if document is None or name is None or not pages.is_lesson(name):
+    if app.builder.name != "html" or not app.tags.has("first_edition"):
         return
-    if translation.LANGUAGE != translation.FIRST:  # a class has those of the teacher's guide
-        return
-    if app.builder.name == "html":
-        made = slides(name, document, renderer(app))
-        title = pages.sections(name)[0].plain
-        values = {"title": title, "slides": made, "language": app.config.language}
+    if document is not None and name is not None and pages.is_lesson(name):
+        values = {
+            "title": pages.sections(name)[0].plain,
+            "slides": slides(name, document, renderer(app)),
+            "language": app.config.language,
+        }
         path = Path(app.outdir, FOLDER, f"{name}.html")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(app.builder.templates.render("slides.html", values), encoding="utf-8")

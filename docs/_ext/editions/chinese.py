@@ -2,6 +2,7 @@
 in the index and in what a reader types. Latin words are words as they stand."""
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import sphinx.search
@@ -20,11 +21,12 @@ STEM = "class Stemmer { stemWord(word) { return word; } }"
 
 
 def split(text: str) -> list[str]:
-    found: list[str] = []
+    """As the function in JavaScript above."""
+    words: list[str] = []
     for run in re.findall(rf"[{HAN}]+|[^\W{HAN}]+", text):
-        pairs = [run[i : i + 2] for i in range(len(run) - 1)]
-        found += pairs if pairs and re.match(f"[{HAN}]", run) else [run]
-    return found
+        is_pairs = len(run) > 1 and re.match(f"[{HAN}]", run)
+        words += map("".join, pairwise(run)) if is_pairs else [run]
+    return words
 
 
 class Chinese(SearchLanguage):

@@ -43,8 +43,8 @@ def pages(language: str) -> frozenset[str] | None:
     if language == FIRST:
         return None
     folder = catalogues(language)
-    found = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.po")}
-    return frozenset(found - {AROUND})
+    names = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.po")}
+    return frozenset(names - {AROUND})
 
 
 def has(docname: str, language: str = LANGUAGE) -> bool:
@@ -74,14 +74,14 @@ def around() -> set[str]:
     """Every text of the frame, as the files of the site have it."""
     folders = [("_ext", "python"), ("_static", "javascript"), ("_templates", "jinja2")]
     folders += [("_pages", "jinja2")]
-    found = [
+    messages = [
         message
         for name, method in folders
         for _, _, message, _, _ in extract_from_dir(
             DOCS / name, [(f"**.{SUFFIX[method]}", method)], keywords=KEYWORDS
         )
     ]
-    return {message for message in found if isinstance(message, str)}
+    return {message for message in messages if isinstance(message, str)}
 
 
 def words(language: str, name: str = AROUND) -> dict[str, str]:
@@ -103,9 +103,9 @@ def add_words(app: Any, page: str, template: str, context: Any, doctree: Any) ->
 
 
 def write(app: Any, env: Any) -> None:
-    known = words(LANGUAGE)
-    if app.builder.name == "html" and known:
-        text = f"const lmWords = {json.dumps(known, ensure_ascii=False)};\n"
+    translated = words(LANGUAGE)
+    if app.builder.name == "html" and translated:
+        text = f"const lmWords = {json.dumps(translated, ensure_ascii=False)};\n"
         path = Path(app.outdir, "_static", WORDS)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -125,9 +125,8 @@ def mark(app: Any, doctree: nodes.document, docname: str) -> None:
     out = "../" * (docname.count("/") + 1)
     for link in doctree.findall(nodes.reference):
         if link.get("refuri", "").startswith("../") and not link.get("internal"):
-            link["refuri"] = out + re.sub(
-                r"^(\.\./)+", "", link["refuri"]
-            )  # in code it is one "../"
+            # In code it is one "../".
+            link["refuri"] = out + re.sub(r"^(\.\./)+", "", link["refuri"])
             link["reftitle"] = EDITIONS[FIRST]
             link["classes"] = [*link.get("classes", []), "other-edition"]
     for card in list(doctree.findall(nodes.raw)):

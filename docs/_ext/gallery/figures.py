@@ -30,15 +30,15 @@ def scraper(block: Any, block_vars: dict[str, Any], conf: dict[str, Any]) -> str
     """What the gallery writes in the place of each figure of a block."""
     import matplotlib.pyplot as plt
 
-    said = ""
+    directives = ""
     for number, place in zip(plt.get_fignums(), block_vars["image_path_iterator"], strict=False):
         figure, path = plt.figure(number), Path(place)
         figure.savefig(path)  # for the card
         drawn = path.with_suffix(".svg.html")
         drawn.write_text(themed(figure, path.stem), encoding="utf-8")
-        said += RST.format(f"images/{drawn.name}")
+        directives += RST.format(f"images/{drawn.name}")
     plt.close("all")
-    return said
+    return directives
 
 
 def themed(figure: Any, name: str) -> str:
@@ -82,8 +82,8 @@ def on_any_ground(colours: Any) -> Any:
 
     if isinstance(colours, ListedColormap):
         clear = {"#ffffffff": "#ffffff00", "#e4e4e4ff": "#76767633"}
-        found = [to_hex(colour, keep_alpha=True) for colour in colours.colors]
-        return ListedColormap([clear.get(colour, colour) for colour in found])
+        codes = [to_hex(colour, keep_alpha=True) for colour in colours.colors]
+        return ListedColormap([clear.get(code, code) for code in codes])
     ends = ("#D55E00FF", "#D55E0000", "#0072B200", "#0072B2FF")
     both = LinearSegmentedColormap.from_list("both", list(zip((0, 0.5, 0.5, 1), ends, strict=True)))
     return {"Blues": plot.blues(), "RdBu": both}.get(colours.name, colours)

@@ -31,16 +31,15 @@ class Part:
 
     @property
     def label(self) -> str:
-        said = [_("imports")] if {*self.kinds} == {"import"} else []
-        if count := self.kinds.count("check"):
-            said.append(
-                (_("{count} checks") if count > 1 else _("{count} check")).format(count=count)
-            )
-        if "table" in self.kinds:
-            said.append(_("code of the table"))
-        if "figure" in self.kinds:
-            said.append(_("code of the figure"))
-        return str(_(", ")).join(map(str, said))
+        count = self.kinds.count("check")
+        checks = _("{count} checks") if count > 1 else _("{count} check")
+        labels = [
+            (_("imports"), {*self.kinds} == {"import"}),
+            (checks.format(count=count), count),
+            (_("code of the table"), "table" in self.kinds),
+            (_("code of the figure"), "figure" in self.kinds),
+        ]
+        return str(_(", ")).join(str(label) for label, holds in labels if holds)
 
 
 def parts(blocks: list[str]) -> list[list[Part]]:
@@ -49,18 +48,15 @@ def parts(blocks: list[str]) -> list[list[Part]]:
     What gives a name to something that is read later, in lines that are shown, is shown as well.
     """
     drawing: set[str] = set()
-    found, drew = [], []
-    for block in blocks:
-        found.append(split(block, drawing))
-        drew.append(set(drawing))
+    page = [(split(block, drawing), {*drawing}) for block in blocks]
     read: set[str] = set()
-    for block_parts, figures in zip(reversed(found), reversed(drew), strict=True):
-        for part in reversed(block_parts):
+    for block, figures in reversed(page):
+        for part in reversed(block):
             if "figure" in part.kinds and assigned(part) & read - figures:
                 part.kinds = []
             if not part.kinds:
                 read |= loaded(part)
-    return found
+    return [block for block, _ in page]
 
 
 def assigned(part: Part) -> set[str]:
@@ -82,10 +78,10 @@ def lines(part: Part) -> int:
 def split(code: str, drawing: set[str]) -> list[Part]:
     code = code.strip("\n")
     statements = ast.parse(code).body
-    kinds = [kind(statement, drawing) for statement in statements]
-    shown = [i for i, found in enumerate(kinds) if found == ""]
+    kinds = [kind_of(statement, drawing) for statement in statements]
+    shown = [i for i, kind in enumerate(kinds) if kind == ""]
     if not shown:
-        folded = [found for found in kinds if found != "import"]
+        folded = [kind for kind in kinds if kind != "import"]
         few = not folded and lines(Part(code)) < LONG
         return [Part(code, [] if few else folded or kinds)]
     # Imports below the last line that is shown are for what is folded.
@@ -95,15 +91,15 @@ def split(code: str, drawing: set[str]) -> list[Part]:
     written = code.split("\n")
     if lines(Part("\n".join(written[:above]))) < LONG:
         above = 0
-    found = [
+    three = [
         Part("\n".join(written[:above]), ["import"]),
         Part("\n".join(written[above:below])),
         Part("\n".join(written[below:] if below else []), kinds[last + 1 :]),
     ]
-    return [Part(part.text.strip("\n"), part.kinds) for part in found if part.text.strip()]
+    return [Part(part.text.strip("\n"), part.kinds) for part in three if part.text.strip()]
 
 
-def kind(node: ast.stmt, drawing: set[str]) -> str:
+def kind_of(node: ast.stmt, drawing: set[str]) -> str:
     """ "check", "table", "figure", "import", or "" for what a reader should see."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         drawing.update(names_that_draw(node))
@@ -142,7 +138,7 @@ def loop(node: ast.For | ast.With, drawing: set[str]) -> str:
         return ""
     if draws_only(node.body, inside):
         return "figure"
-    rest = [inner for inner in node.body if kind(inner, inside) != "check"]
+    rest = [inner for inner in node.body if kind_of(inner, inside) != "check"]
     if not rest:
         return "check"
     return "table" if all(is_call_of(inner, "print") for inner in rest) else ""
@@ -150,19 +146,18 @@ def loop(node: ast.For | ast.With, drawing: set[str]) -> str:
 
 def draws_only(body: list[ast.stmt], drawing: set[str]) -> bool:
     """Whether statements draw, and beside it do no more than give names to what they draw."""
-    kinds = [(inner, kind(inner, drawing)) for inner in body]
-    drawn = [inner for inner, found in kinds if found == "figure"]
-    return bool(drawn) and all(
-        found in ("figure", "check") or isinstance(inner, ast.Assign) for inner, found in kinds
+    kinds = [kind_of(inner, drawing) for inner in body]
+    return "figure" in kinds and all(
+        kind in ("figure", "check") or isinstance(inner, ast.Assign)
+        for inner, kind in zip(body, kinds, strict=True)
     )
 
 
 def names_that_draw(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
     for alias in node.names:
-        whole = alias.name
-        if isinstance(node, ast.ImportFrom):
-            whole = f"{node.module}.{alias.name}"
-        if DRAWS.match(whole) and (not whole.startswith(f"{PLOT}.") or alias.name in plots()):
+        name = module + alias.name
+        if DRAWS.match(name) and (not name.startswith(f"{PLOT}.") or alias.name in plots()):
             yield alias.asname or alias.name.partition(".")[0]
 
 

@@ -9,8 +9,7 @@ import json
 import re
 import statistics
 from pathlib import Path
-
-from sources import modules, templates
+from typing import Any
 
 from gallery import pages
 from lm_from_scratch.instruments.roofline import MARKERS, measurements
@@ -47,24 +46,17 @@ def download(page: str, role: str = ":download:") -> str:
     return f"{role}`notebook <../../tutorials/{page}.ipynb>`"
 
 
-def index() -> str:
+def index() -> dict[str, Any]:
     title, _, text = next(pages.GPU.glob("*.rst")).read_text(encoding="utf-8").partition("\n")
-    prefix = f"{modules.PACKAGE}.kernels."
     names = [f"gpu/{path.stem}" for path in pages.notebooks()]
-    return templates.render(
-        "gpu.rst",
-        title=title,
-        header="\n".join(text.strip().splitlines()[2:]),
-        lessons=[name for name in names if pages.is_lesson(name)],
-        in_depth=pages.in_depth,
-        said=pages.said,
-        download=download,
-        kernels=[
-            (module, module.removeprefix(prefix), modules.summary(path))
-            for module, path in modules.modules().items()
-            if module.startswith(prefix) and "_kernel(" in path.read_text(encoding="utf-8")
-        ],
-        stored=measurements(),
-        markers=list(MARKERS),
-        median=statistics.median,
-    )
+    return {
+        "title": title,
+        "header": "\n".join(text.strip().splitlines()[2:]),
+        "lessons": [name for name in names if pages.is_lesson(name)],
+        "in_depth": pages.in_depth,
+        "said": pages.said,
+        "download": download,
+        "stored": measurements(),
+        "markers": list(MARKERS),
+        "median": statistics.median,
+    }

@@ -52,7 +52,6 @@ class Fold(SphinxPostTransform):
     def run(self, **kwargs: Any) -> None:
         if pages.page_of(self.env.docname) is None or self.app.tags.has("book"):
             return
-        blocks = list(self.document.findall(is_code))
         questions = [p for p in self.document.findall(nodes.paragraph) if ASKS in p["classes"]]
         outputs = {"sphx-glr-script-out", "cell_output"}
         ran = any(outputs & {*node["classes"]} for node in self.document.findall(nodes.Element))
@@ -61,8 +60,7 @@ class Fold(SphinxPostTransform):
                 logger.warning("nothing answers: %s", question.astext(), location=question)
         for number, question in enumerate(questions):
             offer_choices(question, f"choice-{number}")
-        for block, parts in zip(blocks, folding.parts([b.astext() for b in blocks]), strict=True):
-            replace(block, parts)
+        fold_code(self.document)
 
 
 def is_code(node: nodes.Node) -> bool:
@@ -90,15 +88,15 @@ def hide_answer(question: nodes.paragraph) -> bool:
     after = below(question)
     cells = of_next_cells(after)
     code = next((i for i, node in enumerate(after) if is_code(node)), len(after))
-    found = list(takewhile(lambda node: is_output(node) or ignored(node), after[code + 1 :]))
-    shown = cells or [node for node in found if is_output(node)]
-    if shown:
-        made = fold(label=answer(), classes=["answer"])
-        shown[0].parent.insert(shown[0].parent.index(shown[0]), made)
-        for node in shown:
+    beside = takewhile(lambda node: is_output(node) or is_ignored(node), after[code + 1 :])
+    outputs = cells or [node for node in beside if is_output(node)]
+    if outputs:
+        hidden = fold(label=answer(), classes=["answer"])
+        outputs[0].parent.insert(outputs[0].parent.index(outputs[0]), hidden)
+        for node in outputs:
             node.parent.remove(node)
-            made += node
-    return bool(shown)
+            hidden += node
+    return bool(outputs)
 
 
 def of_next_cells(after: list[nodes.Node]) -> list[nodes.Node]:
@@ -112,7 +110,7 @@ def of_next_cells(after: list[nodes.Node]) -> list[nodes.Node]:
     return [node for cell in cells for node in cell.children if "cell_output" in node["classes"]]
 
 
-def ignored(node: nodes.Node) -> bool:
+def is_ignored(node: nodes.Node) -> bool:
     return isinstance(node, (nodes.comment, nodes.target))
 
 
@@ -123,22 +121,45 @@ def offer_choices(question: nodes.paragraph, name: str) -> None:
         if any(len(item) != 1 for item in after[0]):
             logger.warning("a choice is one paragraph: %s", question.astext(), location=question)
             return
-        made = choices(name=name)
-        question.replace_self(made)
+        offered = choices(name=name)
+        question.replace_self(offered)
         after[0].parent.remove(after[0])
-        made += [question, after[0]]
+        offered += [question, after[0]]
 
 
-def replace(block: nodes.literal_block, parts: list[folding.Part]) -> None:
-    """Put the parts of a block in its place."""
-    made: list[nodes.Node] = []
-    for part in parts:
-        copy = block.copy()
-        copy["ids"] = [] if made else copy["ids"]
-        copy.rawsource = part.text
-        copy += nodes.Text(part.text)
-        made.append(fold("", copy, label=part.label, classes=["code"]) if part.kinds else copy)
-    block.replace_self(made)
+def code_of(document: nodes.Element) -> list[tuple[nodes.literal_block, list[folding.Part]]]:
+    """Each block of code, and its parts."""
+    blocks = list(document.findall(is_code))
+    return list(zip(blocks, folding.parts([block.astext() for block in blocks]), strict=True))
+
+
+def with_text(block: nodes.literal_block, code: str) -> nodes.literal_block:
+    copy = block.copy()
+    copy.rawsource = code
+    copy += nodes.Text(code)
+    return copy
+
+
+def fold_code(document: nodes.Element) -> None:
+    """Put the parts of each block in its place."""
+    for block, parts in code_of(document):
+        copies = [with_text(block, part.text) for part in parts]
+        for copy in copies[1:]:
+            copy["ids"] = []
+        block.replace_self([
+            fold("", copy, label=part.label, classes=["code"]) if part.kinds else copy
+            for part, copy in zip(parts, copies, strict=True)
+        ])  # fmt: skip
+
+
+def leave_out(page: nodes.Element) -> None:
+    """In a book: leave out the code that only checks, prints a table or draws."""
+    for block, parts in code_of(page):
+        if all(part.kinds for part in parts):
+            block.parent.remove(block)
+            continue
+        shown = [part.text for part in parts if not part.kinds or {*part.kinds} == {"import"}]
+        block.replace_self(with_text(block, "\n\n".join(shown)))
 
 
 # ------------------------------------------------------------------------------------ in HTML

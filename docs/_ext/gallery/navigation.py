@@ -23,10 +23,9 @@ def doc(target: str, docname: str) -> addnodes.pending_xref:
     )  # fmt: skip
 
 
-def joined(parts: list[nodes.Node | str]) -> nodes.paragraph:
-    made = nodes.paragraph()
-    made += [part if isinstance(part, nodes.Node) else nodes.Text(str(part)) for part in parts]
-    return made
+def joined(*parts: nodes.Node | str) -> nodes.paragraph:
+    texts = (part if isinstance(part, nodes.Node) else nodes.Text(str(part)) for part in parts)
+    return nodes.paragraph("", "", *texts)
 
 
 def linked(names: list[str], docname: str) -> list[nodes.Node | str]:
@@ -37,52 +36,45 @@ def linked(names: list[str], docname: str) -> list[nodes.Node | str]:
 
 def facts(name: str, docname: str) -> nodes.bullet_list:
     """The strip below a title."""
-    items: list[list[nodes.Node | str]] = [
-        [_("{minutes} minutes to read").format(minutes=pages.minutes(name))]
-    ]
-    if not pages.is_lesson(name):
-        items.insert(0, [_("in depth, beside "), *linked([pages.lesson(name)], docname)])
-    needs = [other for other in pages.needs(name) if pages.lesson(name) != other]
-    if needs:
-        items.append([_("read before: "), *linked(needs, docname)])
+    lesson = pages.lesson(name)
+    items = []
+    if lesson != name:
+        items.append(joined(_("in depth, beside "), *linked([lesson], docname)))
+    items.append(joined(_("{minutes} minutes to read").format(minutes=pages.minutes(name))))
+    if needs := [other for other in pages.needs(name) if other != lesson]:
+        items.append(joined(_("read before: "), *linked(needs, docname)))
     if packages := pages.packages(name):
-        items.append([_("needs {packages}").format(packages=" + ".join(packages))])
+        items.append(joined(_("needs {packages}").format(packages=" + ".join(packages))))
     if count := pages.exercises(name):
         text = _("{count} exercises") if count > 1 else _("{count} exercise")
         checked = len(exercises.of_page(name))
         own = nodes.reference("", text.format(count=count), refuri="#exercises", internal=True)
         more = _(", and {count} with checks").format(count=checked)
-        items.append([own, more if checked else ""])
-    strip = nodes.bullet_list(classes=["page-facts"])
-    strip += [nodes.list_item("", joined(item)) for item in items]
-    return strip
+        items.append(joined(own, more if checked else ""))
+    list_items = (nodes.list_item("", item) for item in items)
+    return nodes.bullet_list("", *list_items, classes=["page-facts"])
 
 
 def with_checks(name: str, docname: str) -> list[nodes.paragraph]:
     """A line on the exercises with automatic checks that belong to a page, if there are any."""
-    parts = []
-    for found in exercises.of_page(name):
-        what = _("bug hunt") if found.hunt else exercises.DIFFICULTY[found.difficulty]
-        link = doc(f"/exercises/{found.name}", docname)
-        parts += [
-            _(", ") if parts else " ",
-            link,
-            _(" ({what}, {minutes} minutes)").format(what=what, minutes=found.minutes),
-        ]
+    parts: list[nodes.Node | str] = []
+    for one in exercises.of_page(name):
+        what = _("bug hunt") if one.hunt else exercises.DIFFICULTY[one.difficulty]
+        about = _(" ({what}, {minutes} minutes)").format(what=what, minutes=one.minutes)
+        parts += [_(", ") if parts else " ", doc(f"/exercises/{one.name}", docname), about]
     start = nodes.strong("", _("With automatic checks:"))
-    return [joined([start, *parts, _(".")])] if parts else []
+    return [joined(start, *parts, _("."))] if parts else []
 
 
 def onward(name: str, docname: str) -> list[nodes.paragraph]:
     """Below the summary of a lesson: what goes deeper, and the next one."""
-    made = []
-    if deeper := pages.in_depth(name):
-        made.append(
-            joined([nodes.strong("", _("In depth:")), " ", *linked(deeper, docname), _(".")])
-        )
-    if after := beside(name)[1]:
-        made.append(joined([nodes.strong("", _("Next:")), " ", *linked([after], docname), _(".")]))
-    return made
+    after = beside(name)[1]
+    lines = [(_("In depth:"), pages.in_depth(name)), (_("Next:"), [after] if after else [])]
+    return [
+        joined(nodes.strong("", start), " ", *linked(names, docname), _("."))
+        for start, names in lines
+        if names
+    ]
 
 
 def beside(name: str) -> tuple[str | None, str | None]:
@@ -102,14 +94,13 @@ def add(app: Any, doctree: nodes.document) -> None:
     name = pages.page_of(docname)
     if name is None:
         return
-    section = next(doctree.findall(nodes.section))
-    at = section.first_child_matching_class(nodes.title) + 1
-    section.insert(at, facts(name, docname))
-    found = {identity: s for s in doctree.findall(nodes.section) for identity in s["ids"]}
-    if "exercises" in found:
-        found["exercises"] += with_checks(name, docname)
-    if pages.is_lesson(name) and "summary" in found:
-        found["summary"] += onward(name, docname)
+    page, *sections = doctree.findall(nodes.section)
+    page.insert(page.first_child_matching_class(nodes.title) + 1, facts(name, docname))
+    for section in sections:
+        if "exercises" in section["ids"]:
+            section += with_checks(name, docname)
+        if "summary" in section["ids"] and pages.is_lesson(name):
+            section += onward(name, docname)
     app.env.note_dependency("exercises/index.md")  # which changes when one of them does
 
 
@@ -148,10 +139,10 @@ CARD = re.compile(
 def sort_cards(app: Any, docname: str, source: list[str]) -> None:
     """In the index of a chapter, cards of in-depth pages come after those of the lessons, and are
     no pages of the path."""
-    found = re.match(r"auto_tutorials/(\d\w*)/index$", docname)
-    names = [name for name in pages.in_order() if found and name.startswith(found[1] + "/")]
+    chapter = docname.removeprefix("auto_tutorials/").removesuffix("index")
+    names = [name for name in pages.in_order() if name.rpartition("/")[0] + "/" == chapter]
     deeper = [pages.document(name) for name in names if not pages.is_lesson(name)]
-    if not deeper:
+    if not deeper or not docname.startswith("auto_tutorials/"):
         return
     cards = {re.search(r":doc:`(.*?)`", card)[1]: card for card in CARD.findall(source[0])}
     text = source[0]
@@ -176,15 +167,15 @@ def read_again(
     app: Any, env: Any, added: set[str], changed: set[str], removed: set[str]
 ) -> set[str]:
     """Pages that name one that has changed, or whose place in the path has."""
-    found: set[str] = set()
+    names: set[str] = set()
     for docname in added | changed | removed:
         if name := pages.page_of(docname):
             lesson = pages.lesson(name)
-            found |= {lesson, *pages.in_depth(lesson), *filter(None, beside(lesson))}
+            names |= {lesson, *pages.in_depth(lesson), *filter(None, beside(lesson))}
         elif docname.startswith("auto_tutorials/") and docname.count("/") == 2:  # is no more
             chapter = docname.split("/")[1]
-            found |= {one for one in pages.in_order() if one.startswith(f"{chapter}/")}
-    return {pages.document(name)[1:] for name in found} & env.found_docs
+            names |= {one for one in pages.in_order() if one.startswith(f"{chapter}/")}
+    return {pages.document(name)[1:] for name in names} & env.found_docs
 
 
 #: What comes after the last lesson.
@@ -193,24 +184,20 @@ END = "exercises/index"
 
 def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
     """The buttons at the end of a page follow the path."""
-    if app.builder.name != "html":
+    name = pages.page_of(docname)
+    if app.builder.name != "html" or (name is None and docname != END):
         return
-    if docname == END:
-        ends = {"prev": pages.document(pages.lessons()[-1])[1:]}
-    elif name := pages.page_of(docname):
-        before, after = beside(name)
-        last = {"next": END} if translation.has(END) else {}
-        ends = {"next": pages.document(after)[1:]} if after else last
-        if before:
-            ends["prev"] = pages.document(before)[1:]
-    else:
-        return
+    before, after = beside(name) if name else (pages.lessons()[-1], None)
+    last = END if name and translation.has(END) else None
+    ends = {
+        "prev": pages.document(before)[1:] if before else None,
+        "next": pages.document(after)[1:] if after else last,
+    }
     for button, target in ends.items():
-        title = app.builder.render_partial(app.env.titles[target])["title"]
-        context[button] = {
-            "link": app.builder.get_relative_uri(docname, target),
-            "title": title,
-        }
+        if target:
+            title = app.builder.render_partial(app.env.titles[target])["title"]
+            link = app.builder.get_relative_uri(docname, target)
+            context[button] = {"link": link, "title": title}
 
 
 def setup(app: Any) -> dict[str, bool]:

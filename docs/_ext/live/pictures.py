@@ -123,9 +123,9 @@ def surprise(name: str, prompt: str) -> Picture:
 def lens(name: str, prompt: str) -> list[Row]:
     """The most likely next token, if the model stopped after each of its blocks."""
     model, tokenizer = shipped(name)
-    seen: list[Tensor] = []
+    states: list[Tensor] = []
     hooks = [
-        block.register_forward_hook(lambda _, __, x: seen.append(x[0, -1]))
+        block.register_forward_hook(lambda _, __, x: states.append(x[0, -1]))
         for block in model.backbone.layers
     ]
     with torch.no_grad():
@@ -133,13 +133,11 @@ def lens(name: str, prompt: str) -> list[Row]:
     for hook in hooks:
         hook.remove()
     rows = []
-    for number, x in enumerate(seen, 1):
-        scores = model.head(model.backbone.norm(x))  # (V,)
-        share, best = scores.softmax(-1).max(-1)
+    for number, x in enumerate(states, 1):
+        share, best = model.head(model.backbone.norm(x)).softmax(-1).max(-1)
         (piece,) = tokenizer.pieces([int(best)])
-        rows.append(
-            percent(_("block {number}: ").format(number=number) + shown(piece), share.item())
-        )
+        label = _("block {number}: ").format(number=number) + shown(piece)
+        rows.append(percent(label, share.item()))
     return rows
 
 

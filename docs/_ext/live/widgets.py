@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from editions import translation
 from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
@@ -71,6 +70,11 @@ class Live(SphinxDirective):
         return [node]
 
 
+def picture(node: live) -> pictures.Picture:
+    """What stands in its place where nothing runs."""
+    return pictures.picture(node["widget"], node["model"], node["prompt"])
+
+
 def visit(self: Any, node: live) -> None:
     data = {f"data-{name}": node[name] for name in ("widget", "model", "prompt")}
     label = {"aria-label": _("A model that runs in this page")}
@@ -78,8 +82,7 @@ def visit(self: Any, node: live) -> None:
 
 
 def depart(self: Any, node: live) -> None:
-    picture = pictures.picture(node["widget"], node["model"], node["prompt"])
-    html = self.builder.templates.render("live.html", {"picture": picture})
+    html = self.builder.templates.render("live.html", {"picture": picture(node)})
     self.body.append(f"{html}</section>\n")
 
 
@@ -92,17 +95,17 @@ def digest() -> str:
     """Of the engine, the widgets and the models: what a browser may keep."""
     folders = LIVE, Path(pretrained.__file__).parent
     files = sorted(path for folder in folders for path in folder.rglob("*.*") if path.is_file())
-    whole = hashlib.sha256()
+    content = hashlib.sha256()
     for path in files:
         if "__pycache__" not in path.parts:
-            whole.update(path.read_bytes())
-    return whole.hexdigest()[:8]
+            content.update(path.read_bytes())
+    return content.hexdigest()[:8]
 
 
 def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -> None:
     if doctree is not None and next(doctree.findall(live), None) is not None:
         version = {"data-version": digest()}
-        if translation.LANGUAGE != translation.FIRST:  # the models are those of the first edition
+        if not app.tags.has("first_edition"):  # the models are those of the first edition
             version["data-models"] = "../../../_static/live/"
         app.add_js_file("live/loader.js", loading_method="defer", **version)
         app.add_css_file("live/live.css")
@@ -126,7 +129,7 @@ def write_models(folder: Path) -> None:
 
 
 def finish(app: Any, error: Exception | None) -> None:
-    if not error and app.builder.name == "html" and translation.LANGUAGE == translation.FIRST:
+    if not error and app.builder.name == "html" and app.tags.has("first_edition"):
         write_models(Path(app.outdir, "_static", "live", "models"))
 
 

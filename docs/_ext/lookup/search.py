@@ -82,15 +82,15 @@ def places(env: Any) -> dict[str, Any]:
     explained: dict[str, list[str]] = {}
     for term in terms.all_terms(env) if terms.GLOSSARY in env.all_docs else []:
         explained.setdefault(term.page, []).append(term.word)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in sorted(env.all_docs):
         shown = pages.page_of(name)
         words = [env.metadata[name].get("keywords", ""), *explained.get(name, [])]
         words += pages.listed(shown, "words") if shown else []
-        found[name] = {"weight": weight(name), "words": ", ".join(filter(None, words))}
+        result[name] = {"weight": weight(name), "words": ", ".join(filter(None, words))}
         if name in ENTRIES:
-            found[name]["entries"] = [[ENTRIES[name], *entry] for entry in entries(env, name)]
-    return found
+            result[name]["entries"] = [[ENTRIES[name], *entry] for entry in entries(env, name)]
+    return result
 
 
 def described(document: nodes.document) -> str:
@@ -100,33 +100,32 @@ def described(document: nodes.document) -> str:
             return meta["content"]
     for paragraph in document.findall(nodes.paragraph):
         text = terms.summary(paragraph) if isinstance(paragraph.parent, nodes.section) else ""
-        said = beginning(text)
-        if said and "used-on" not in paragraph["classes"]:
-            return said
+        sentences = beginning(text)
+        if sentences and "used-on" not in paragraph["classes"]:
+            return sentences
     return ""
 
 
 def beginning(text: str) -> str:
     """The first sentences of a text, as many as are short enough."""
-    said = ""
+    sentences = ""
     for sentence in re.findall(r".+?(?:[.?!](?=\s|$)|。)", text):
-        if said and len(said) >= SHORT and len(said + sentence) > LENGTH:
+        if len(sentences) >= SHORT and len(sentences + sentence) > LENGTH:
             break
-        said += sentence
-    return said
+        sentences += sentence
+    return sentences
 
 
 def known_texts(env: Any, place: Any) -> dict[str, str]:
     """The description of each address: of pages, and of entries, of which a term has its whole
     meaning."""
-    found = {
-        place(name): env.metadata[name].get(DESCRIPTION, "") for name in sorted(env.found_docs)
-    }
+    texts = {name: env.metadata[name].get(DESCRIPTION, "") for name in sorted(env.found_docs)}
+    texts = {place(name): text for name, text in texts.items()}
     for name in ENTRIES.keys() & env.all_docs:
         for entry in entries(env, name):
             text = entry.text if name == terms.GLOSSARY else beginning(entry.text)
-            found[f"{place(name)}#{entry.anchor}"] = text
-    return {address: text for address, text in found.items() if text}
+            texts[f"{place(name)}#{entry.anchor}"] = text
+    return {address: text for address, text in texts.items() if text}
 
 
 def read(app: Any, document: nodes.document) -> None:
@@ -141,11 +140,9 @@ def read(app: Any, document: nodes.document) -> None:
 def write(app: Any, env: Any) -> None:
     """Before the pages: the search page names the file with its checksum."""
     if app.builder.name == "html":
-        found = {
-            "PLACES": places(env),
-            "DESCRIPTIONS": known_texts(env, app.builder.get_target_uri),
-        }
-        lines = [f"const {k} = {json.dumps(v, ensure_ascii=False)};\n" for k, v in found.items()]
+        descriptions = known_texts(env, app.builder.get_target_uri)
+        tables = {"PLACES": places(env), "DESCRIPTIONS": descriptions}
+        lines = [f"const {k} = {json.dumps(v, ensure_ascii=False)};\n" for k, v in tables.items()]
         path = Path(app.outdir, "_static", FILE)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")

@@ -11,13 +11,13 @@ and is a link on the page that explains it and on those whose name has the patte
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from docutils import nodes
-from editions.chinese import HAN
 from sphinx import addnodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
@@ -61,7 +61,7 @@ class Term:
 
 def read(glossary: nodes.document) -> list[Term]:
     """The terms of the glossary's page, in the language of the build."""
-    found = []
+    terms = []
     for item in glossary.findall(nodes.definition_list_item):
         paragraph = next(item.findall(nodes.definition)).next_node(nodes.paragraph)
         links = [x for x in paragraph.findall(addnodes.pending_xref) if "doc" in x["reftype"]]
@@ -69,26 +69,23 @@ def read(glossary: nodes.document) -> list[Term]:
         comments = [comment.astext() for comment in item.findall(nodes.comment)]
         pages = "".join(comment.partition("linked on: ")[2] for comment in comments)
         for term in item.findall(nodes.term):
-            found.append(Term(term.astext(), term["ids"][0], summary(paragraph), page, pages))
-    return found
+            terms.append(Term(term.astext(), term["ids"][0], summary(paragraph), page, pages))
+    return terms
 
 
 def letters(symbols: nodes.document) -> list[Term]:
     """The letters of axes: those of the first table hold everywhere, those of the second on the
     pages that it names, in the place of the first. (I is a word more often than a width.)"""
-    general, special = list(symbols.findall(nodes.table))[:2]
-    found = []
-    for table in (general, special):  # the last one counts
+    terms = []
+    for kind, table in zip(("axis", "letter"), symbols.findall(nodes.table), strict=False):
         for number, row in enumerate(next(table.findall(nodes.tbody)).children):
-            letter, meaning, _ = (cell.astext() for cell in row.children)
-            links = row.children[2].findall(addnodes.pending_xref)
+            letters, meaning, where = row.children
+            links = where.findall(addnodes.pending_xref)
             pages = "|".join(f"{link['reftarget'].lstrip('/')}$" for link in links)
-            place = ("axis-" if table is general else "letter-") + str(number)
-            row.children[0]["ids"] = [place]
-            for one in letter.split(", "):
-                if one != "I":
-                    found.append(Term(one, place, meaning, pages=pages, document=SYMBOLS))
-    return found
+            letters["ids"] = [place := f"{kind}-{number}"]
+            for letter in {*letters.astext().split(", ")} - {"I"}:
+                terms.append(Term(letter, place, meaning.astext(), pages=pages, document=SYMBOLS))
+    return terms  # of two of a letter, the last one counts
 
 
 def summary(paragraph: nodes.paragraph) -> str:
@@ -141,8 +138,8 @@ class LinkTerms(SphinxPostTransform):
         if GLOSSARY not in self.env.found_docs:
             return
         # The search finds a page by the terms that it explains, as by an entry of an index.
-        if found := entries(self.env, docname):
-            self.document.insert(0, addnodes.index(entries=found))
+        if explained := entries(self.env, docname):
+            self.document.insert(0, addnodes.index(entries=explained))
         if docname == SYMBOLS:
             letters(self.document)  # gives each its place
         if PAGES.match(docname):
@@ -169,34 +166,35 @@ def link_terms(
     longest_first = sorted(known, key=len, reverse=True)
     any_word = "|".join(r"\s+".join(map(re.escape, form.split())) for form in longest_first)
     linked = set()
-    for text in list(prose(document)):
-        whole, made, end = text.astext(), [], 0
+    for node in list(prose(document)):
+        text, pieces, end = node.astext(), [], 0
         # Letters of scripts without spaces are no border: a word may touch them.
-        for found in re.finditer(rf"(?<![\w-])(?:{any_word})(?![\w+-])", whole, re.A):
-            term = known[" ".join(found[0].split())]
-            if term.name in linked or not term.is_on(docname):
-                continue
-            if term.document == SYMBOLS and not is_axis(whole, found):
-                continue
-            if is_syllable(whole, found):
+        for word in re.finditer(rf"(?<![\w-])(?:{any_word})(?![\w+-])", text, re.A):
+            term = known[" ".join(word[0].split())]
+            no_axis = term.document == SYMBOLS and not is_axis(text, word)
+            is_here = term.is_on(docname) and term.name not in linked
+            if not is_here or no_axis or is_syllable(text, word):
                 continue
             linked.add(term.name)
             uri = f"{places[term.document]}#{term.place}"
-            link = nodes.reference("", found[0], internal=True, refuri=uri)
-            link["classes"] = [CLASS]
+            link = nodes.reference("", word[0], internal=True, refuri=uri, classes=[CLASS])
             if term.meaning:
                 link["reftitle"] = term.meaning
-            made += [nodes.Text(whole[end : found.start()]), link]
-            end = found.end()
-        if made:
-            made.append(nodes.Text(whole[end:]))
-            text.parent.replace(text, [node for node in made if node.astext()])
+            pieces += [nodes.Text(text[end : word.start()]), link]
+            end = word.end()
+        if pieces:
+            pieces.append(nodes.Text(text[end:]))
+            node.parent.replace(node, [piece for piece in pieces if piece.astext()])
 
 
-def is_syllable(text: str, found: re.Match[str]) -> bool:
+def is_syllable(text: str, term: re.Match[str]) -> bool:
     """Whether a term of one Chinese character may be a part of a word: there are no spaces."""
-    around = text[max(found.start() - 1, 0) : found.start()] + text[found.end() : found.end() + 1]
-    return bool(re.fullmatch(f"[{HAN}]", found[0]) and re.search(f"[{HAN}]", around))
+    around = text[max(term.start() - 1, 0) : term.start()] + text[term.end() : term.end() + 1]
+    return len(term[0]) == 1 and is_chinese(term[0]) and any(map(is_chinese, around))
+
+
+def is_chinese(letter: str) -> bool:
+    return unicodedata.name(letter, "").startswith("CJK UNIFIED")
 
 
 def is_axis(text: str, letter: re.Match[str]) -> bool:

@@ -7,14 +7,11 @@ itself is `_pages/benchmarks.rst`.
 """
 
 import statistics
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import measure
 from measure import Row
-from sources import templates
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -218,31 +215,21 @@ def answer(rows: list[Row]) -> str:
     return ", ".join(parts)
 
 
-@dataclass
-class Section:
+def section(name: str, reports: list[Report], folder: Path) -> dict[str, Any]:
     """What is computed of a benchmark: its answer with a figure, and its table."""
-
-    answer: str
-    numbers: str
-
-
-def section(name: str, reports: list[Report], folder: Path) -> Section:
     reports = [report for report in reports if name in report["benchmarks"]]
     names = [measure.name_of(report) for report in reports]
     table = side_by_side(name, reports)
     rows = [row for line in table for row in line if row]
-    with_peer = compared(name, reports)
     if any(row.beside for row in rows):
         figure(table, names, folder / f"{name}.svg")
-    answer = templates.render("benchmark_answer.rst", name=name, answer=summary(with_peer))
-    numbers = templates.render(
-        "benchmark_numbers.rst",
-        name=name,
-        days=" and ".join(dict.fromkeys(report["benchmarks"][name]["date"] for report in reports)),
-        cells=[["what", "ours", "peer", *names], *map(cells, table)],
-        above=any(row.above_limit for row in rows),
-    )
-    return Section(answer, numbers) if rows else Section("Not measured in this run.", "")
+    return {
+        "rows": rows,
+        "answer": summary(compared(name, reports)),
+        "days": " and ".join(dict.fromkeys(r["benchmarks"][name]["date"] for r in reports)),
+        "cells": [["what", "ours", "peer", *names], *map(cells, table)],
+        "above": any(row.above_limit for row in rows),
+    }
 
 
 def run_of(report: Report) -> dict[str, Any]:
@@ -258,24 +245,15 @@ def run_of(report: Report) -> dict[str, Any]:
     }
 
 
-def page(reports: list[Report], folder: Path) -> str:
-    """The page; a benchmark that it does not show is an error that names it."""
-    left = {name for report in reports for name in report["benchmarks"]}
-
-    def question(name: str) -> str:
-        return templates.heading(QUESTIONS[name])
-
-    @cache
-    def asked(name: str) -> Section:
-        left.discard(name)
-        return section(name, reports, folder)
-
-    runs = [run_of(report) for report in reports]
-    gpu = (ROOT / "tutorials" / "gpu" / "measurements.json").is_file()
-    overview(reports, folder / "overview.svg")
-    text = templates.render(
-        "benchmarks.rst", runs=runs, asked=asked, question=question, gpu=gpu, some=some
-    )
-    if left:
+def values(reports: list[Report], folder: Path) -> dict[str, Any]:
+    """What the page shows, with its figures in a folder."""
+    if left := {name for report in reports for name in report["benchmarks"]} - {*QUESTIONS}:
         raise ValueError(f"docs/_pages/benchmarks.rst says nothing about {sorted(left)}")
-    return text
+    overview(reports, folder / "overview.svg")
+    return {
+        "runs": [run_of(report) for report in reports],
+        "questions": QUESTIONS,
+        "sections": {name: section(name, reports, folder) for name in QUESTIONS},
+        "gpu": (ROOT / "tutorials" / "gpu" / "measurements.json").is_file(),
+        "some": some,
+    }

@@ -22,15 +22,18 @@ FOLDERS = ("api", "auto_tutorials", "classroom", "exercises", "gpu", "stories")
 
 def texts(docs: Path) -> dict[Path, str | bytes]:
     """What is in each file; whole pages first, then what a page includes."""
+    reports = benchmarks.measure.all_stored()
     kinds = {"kind": exercise_pages.kind, "mistake": exercise_pages.mistake}
     files: dict[str, str | bytes] = {
-        "benchmarks.rst": benchmarks.page(benchmarks.measure.all_stored(), docs / "generated"),
+        "benchmarks.rst": render(
+            "benchmarks.rst", **benchmarks.values(reports, docs / "generated")
+        ),
         "museum.rst": render("museum.rst", **cards.index(stories.told())),
         "families.rst": render("families.rst", **families.values()),
         "exercises/index.md": render("exercises.md", exercises=exercises, **kinds),
         "exercises/proof.md": render("checks.md", exercises=exercises.written()),
         "exercises/your_package.md": render("your_package.md", **exercise_pages.your_package()),
-        "gpu/index.rst": gpu_pages.index(),
+        "gpu/index.rst": render("gpu.rst", **gpu_pages.index(), kernels=package.kernels()),
         "api/index.rst": render("api.rst", **package.index()),
         "tour.rst": render("tour.rst", **tour.numbers()),
         "javascript.rst": render("javascript.rst", lines=javascript_lines()),

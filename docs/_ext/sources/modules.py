@@ -43,24 +43,25 @@ def summary(path: Path) -> str:
 
 def public_names(path: Path) -> list[str]:
     """Functions and classes that a file defines and an API page shows, in its order."""
-    found = []
-    for node in tree(path).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-            wrapped = [d for d in node.decorator_list if re.match(WRAPPED, ast.unparse(d))]
-            found += [] if wrapped else [node.name]
-    return found
+    return [
+        node.name
+        for node in tree(path).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+        and not any(re.match(WRAPPED, ast.unparse(one)) for one in node.decorator_list)
+    ]
 
 
 @cache
 def imported(path: Path) -> set[tuple[str, str]]:
     """Module and name of all that a file imports; a module as a whole has an empty name."""
-    found = set()
+    names = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom):
-            found |= {(node.module or "", alias.name) for alias in node.names}
+            names |= {(node.module or "", alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {(alias.name, "") for alias in node.names}
-    return found
+            names |= {(alias.name, "") for alias in node.names}
+    return names
 
 
 def uses(path: Path, module: str) -> bool:
@@ -72,13 +73,12 @@ def uses(path: Path, module: str) -> bool:
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Every file of the package by its dotted name; a folder has the name of its `__init__`. The
     text of an exercise is no module."""
-    found = {}
+    files = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
-        if path.match("catalogue/*/text.py"):
-            continue
-        parts = path.relative_to(root).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        if not path.match("catalogue/*/text.py"):
+            name = ".".join(path.relative_to(root).with_suffix("").parts)
+            files[name.removesuffix(".__init__")] = path
+    return files
 
 
 @cache
