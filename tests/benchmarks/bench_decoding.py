@@ -54,10 +54,7 @@ SHAPES: dict[str, Config] = {
 }  # fmt: skip
 PROMPT = 64
 #: What the page's first sentence tells of.
-HEADLINES = {
-    "float32": "in generating in float32",
-    "bfloat16": "in generating in bfloat16",
-}
+HEADLINES = {"float32": "in generating in float32", "bfloat16": "in generating in bfloat16"}
 THEIRS = peers.TRANSFORMERS
 #: Of generating, as a newcomer runs it, over transformers: shape, dtype, rows.
 TARGETS = {

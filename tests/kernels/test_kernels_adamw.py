@@ -249,9 +249,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [dict(weight_decay=0.1), dict(betas=(0.5, 0.9), eps=1e-3, weight_decay=0.0)],
-    ids=str,
+    "options", [dict(weight_decay=0.1), dict(betas=(0.5, 0.9), eps=1e-3, weight_decay=0.0)], ids=str
 )
 def test_twenty_steps(options: dict[str, Any]) -> None:
     a, b = parameters(), parameters()

@@ -28,11 +28,7 @@ from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.kernels import decoding
-from lm_from_scratch.kernels.decoding import (
-    decode_attention,
-    decode_forward,
-    number_of_splits,
-)
+from lm_from_scratch.kernels.decoding import decode_attention, decode_forward, number_of_splits
 
 
 def last(S: int, window: int | None = None) -> Visibility:

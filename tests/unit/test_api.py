@@ -189,10 +189,7 @@ PLANTED = {
         '        """Something."""\n',
         without_shape,
     ),
-    "an error": (
-        'def f(n: int) -> None:\n    """Something."""\n    raise ValueError(n)\n',
-        untold,
-    ),
+    "an error": ('def f(n: int) -> None:\n    """Something."""\n    raise ValueError(n)\n', untold),
 }
 
 

@@ -61,8 +61,7 @@ class Config:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{}, {"n_embd": 6}, {"token": 4}, {"ends": 0}, {"ends": (4,)}, {"ends": (0, 4)}],
+    "given", [{}, {"n_embd": 6}, {"token": 4}, {"ends": 0}, {"ends": (4,)}, {"ends": (0, 4)}]
 )
 def test_a_config_inside_its_limits(given: dict[str, Any]) -> None:
     Config(**given)

@@ -123,11 +123,7 @@ def test_sizes_are_compared_before_anything_is_built(
     [
         ("gpt2", {"n_positions": 10**9}, r"wpe.weight has shape \(64, 28\), not \(1000000000, 28"),
         ("gpt2", {"n_inner": 10**9}, r"c_fc.weight has shape \(112, 28\), not \(1000000000, 28"),
-        (
-            "gpt2",
-            {"n_inner": 10**18},
-            "intermediate_size=10+ is larger than any tensor",
-        ),
+        ("gpt2", {"n_inner": 10**18}, "intermediate_size=10+ is larger than any tensor"),
         ("qwen2", {"intermediate_size": 10**9}, r"has shape \(56, 48\), not \(1000000000, 48\)"),
         ("qwen2", {"head_dim": 10**9}, r"has shape \(48, 48\), not \(6000000000, 48\)"),
         ("qwen2", {"head_dim": 2 * 10**9, "intermediate_size": 2 * 10**9}, "has shape"),

@@ -14,10 +14,7 @@ from test_published import FAMILIES, HEADS, edit, made, read
 from tiny_models import token_ids
 
 from lm_from_scratch.checkpoint.published import end_tokens
-from lm_from_scratch.checkpoint.weights import (
-    load_checkpoint,
-    save_pretrained,
-)
+from lm_from_scratch.checkpoint.weights import load_checkpoint, save_pretrained
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.optim.adamw import AdamW

@@ -164,11 +164,7 @@ def test_a_chat_takes_turns(template, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("ended", "goes_on"),
-    [
-        (KeyboardInterrupt(), True),
-        (Ended(signal.SIGINT), True),
-        (Ended(signal.SIGTERM), False),
-    ],
+    [(KeyboardInterrupt(), True), (Ended(signal.SIGINT), True), (Ended(signal.SIGTERM), False)],
 )
 def test_ctrl_c_ends_an_answer_and_other_signals_the_chat(
     ended, goes_on, template, monkeypatch, capsys
@@ -261,8 +257,7 @@ def test_more_prompts_than_run_at_a_time(monkeypatch, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "has no line"), ("The\n" + "word " * 400 + "\n", "line 2: ")],
+    ("text", "message"), [("", "has no line"), ("The\n" + "word " * 400 + "\n", "line 2: ")]
 )
 def test_prompts_that_cannot_be_continued_are_one_line(text, message, tmp_path, capsys) -> None:
     file = tmp_path / "prompts.txt"

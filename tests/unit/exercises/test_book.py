@@ -77,9 +77,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --------------------------------------------------------------------------- nothing is overwritten
 
 
-def test_a_second_run_is_refused_and_says_what_to_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_second_run_is_refused_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     hand_in("anna")
     graded("--reports", "feedback")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
@@ -149,9 +147,7 @@ def test_another_week_goes_into_the_same_tables() -> None:
     assert bob["swiglu"] == "" and bob["rms_norm"] == "11"
 
 
-def test_what_no_student_is_called_is_kept_and_said(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_no_student_is_called_is_kept_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     hand_in("007")
     hand_in("bob", HALF)
     graded()

@@ -161,9 +161,7 @@ def test_a_loop_that_never_ends_ends(capsys: pytest.CaptureFixture[str]) -> None
     assert "Is there a loop that never ends?" in text
 
 
-def test_an_interrupted_check_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_interrupted_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.py").write_text(WRONG.replace("return x * weight", "raise KeyboardInterrupt"))
     assert said(capsys, "check", "rms_norm", "a.py", code=130) == "interrupted\n"
 

@@ -273,9 +273,7 @@ def test_a_link_earns_nothing_and_shows_nothing(tmp_path) -> None:
     assert "horse" not in rows["dave"].reason + rows["dave"].text
 
 
-def test_every_submission_has_its_points(
-    graded: tuple[dict[str, dict[str, str]], Path],
-) -> None:
+def test_every_submission_has_its_points(graded: tuple[dict[str, dict[str, str]], Path]) -> None:
     rows, reports = graded
     others = {"bytes": 0, "nothing": 0, "alone": 11, "folder_as_file": 0, "two_files": 11}
     others |= {"M\ufffdller": 11, "n" * 250: 0, "loop": 0, "pipe": 0}

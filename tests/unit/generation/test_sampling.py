@@ -151,8 +151,7 @@ def test_draws_follow_the_distribution_by_chi_square() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampler",
-    [GREEDY, Sampler(), Sampler(temperature=1e-40), Sampler(repetition_penalty=1e-45)],
+    "sampler", [GREEDY, Sampler(), Sampler(temperature=1e-40), Sampler(repetition_penalty=1e-45)]
 )
 def test_logits_that_are_no_numbers_are_refused(sampler: Sampler) -> None:
     seen, u = torch.ones(2, 4, dtype=torch.bool), torch.full((2,), 0.5)

@@ -30,10 +30,7 @@ from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
 from lm_from_scratch.checkpoint import folders
 from lm_from_scratch.interop import cache_file
 from lm_from_scratch.interop.cache_file import load_cache, save_cache
-from lm_from_scratch.interop.caches import (
-    from_legacy,
-    to_legacy,
-)
+from lm_from_scratch.interop.caches import from_legacy, to_legacy
 
 cases = pytest.mark.parametrize(("name", "kind"), CASES)
 

@@ -8,12 +8,7 @@ import torch
 from caches import in_chunks
 from model_families import drawn, enlarge_biases_
 from safetensors.torch import load_file, save_file
-from tiny_models import (
-    hf_twin,
-    ours_from_hf,
-    tiny_deepseek_v3,
-    token_ids,
-)
+from tiny_models import hf_twin, ours_from_hf, tiny_deepseek_v3, token_ids
 
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.cache.growing import GrowingCache

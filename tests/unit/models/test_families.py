@@ -17,10 +17,7 @@ QWEN3 = dict(
 
 @pytest.mark.parametrize(
     ("changes", "family"),
-    [
-        ({}, "llama"),
-        ({"sliding_window": 4, "max_window_layers": 0}, "mistral"),
-    ],
+    [({}, "llama"), ({"sliding_window": 4, "max_window_layers": 0}, "mistral")],
 )
 def test_a_model_without_biases_is_written_as_a_llama_or_a_mistral(changes, family) -> None:
     sizes = {name: n for name, n in QWEN3.items() if name != "head_dim"} | {"n_embd": 24}

@@ -13,12 +13,7 @@ from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
 from lm_from_scratch.kernels.model import use_kernels_
-from lm_from_scratch.layers.rope import (
-    RotaryEmbedding,
-    apply_partial_rope,
-    apply_rope,
-    unrotated,
-)
+from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope, apply_rope, unrotated
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.smollm3 import SmolLM3Config
 

@@ -8,14 +8,7 @@ import json
 import pytest
 import torch
 from caches import in_chunks
-from tiny_models import (
-    QWEN2,
-    ROPES,
-    hf_twin,
-    tiny_gpt2,
-    tiny_qwen2,
-    token_ids,
-)
+from tiny_models import QWEN2, ROPES, hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
 from lm_from_scratch.attention.masks import allowed_from_additive_mask, positions_from_mask
@@ -32,12 +25,7 @@ from lm_from_scratch.instruments.record import record_attention
 from lm_from_scratch.layers.gated_mlp import GatedMLP, swiglu
 from lm_from_scratch.layers.norm import RMSNorm, rms_norm
 from lm_from_scratch.layers.rope_scaling import LinearScaling
-from lm_from_scratch.models.qwen2 import (
-    FULL,
-    SLIDING,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.text.targets import next_token_targets
 
 # ----------------------------------------------------------------------------------------- defects

@@ -137,11 +137,7 @@ def test_positions_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match=r"row 0 has position 1 after 2: a layer with a state"):
         model(idx, positions=torch.tensor([[0, 2, -1, 1]]))
     with pytest.raises(ValueError, match="row 0 has position 2 after 1"):
-        model(
-            idx,
-            positions=torch.tensor([[0, 0, 1, 2]]),
-            documents=torch.tensor([[0, 1, 1, 0]]),
-        )
+        model(idx, positions=torch.tensor([[0, 0, 1, 2]]), documents=torch.tensor([[0, 1, 1, 0]]))
 
 
 def test_partial_rotation_turns_the_first_features_and_passes_the_others() -> None:

@@ -18,12 +18,7 @@ F64 = torch.float64
 SHAPES = ((5, 3), (7,), (), (2, 3, 4), (1, 1))
 
 #: Largest difference to torch after ten steps of 0.01, relative to weights around 1.
-TOLERANCE = {
-    torch.float64: 1e-13,
-    torch.float32: 2e-6,
-    torch.bfloat16: 4e-2,
-    torch.float16: 1e-2,
-}
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:

@@ -118,10 +118,7 @@ def test_a_recorder_sees_each_layer_and_leaves_no_trace() -> None:
 
 def test_what_has_no_experts_is_refused() -> None:
     dense = build(Qwen2Config(vocab_size=9, n_layer=1, eos_token_id=None))
-    with (
-        pytest.raises(ValueError, match="Qwen2ForCausalLM has no router"),
-        record_routing(dense),
-    ):
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM has no router"), record_routing(dense):
         pass
     with pytest.raises(ValueError, match="no routing to balance"):
         balancing_loss([])

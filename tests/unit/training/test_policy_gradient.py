@@ -161,11 +161,7 @@ def test_an_advantage_is_to_the_others_what_leaving_one_out_says() -> None:
 
 # ------------------------------------------------------------------------------------------ GRPO
 
-AVERAGES = {
-    "means": mean_of_means,
-    "tokens": token_mean,
-    "constant": constant_mean(9),
-}
+AVERAGES = {"means": mean_of_means, "tokens": token_mean, "constant": constant_mean(9)}
 
 
 def drawn(seed: int = 0, B: int = 4, T: int = 5) -> dict[str, Tensor]:

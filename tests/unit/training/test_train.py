@@ -178,10 +178,7 @@ def test_bfloat16_autocast_keeps_float32_weights_and_learns(tokens) -> None:
 def run(tokens: TokenFile, folder: Path | None, stop_after: int = 0, **changes) -> GPT2LMHeadModel:
     model = fresh()
     config = TrainConfig(
-        **{
-            **dict(steps=12, lr=1e-2, min_lr=1e-3, warmup=2, grad_accumulation=2),
-            **changes,
-        }
+        **{**dict(steps=12, lr=1e-2, min_lr=1e-3, warmup=2, grad_accumulation=2), **changes}
     )
     steps = train(model, batches_of(tokens), config)
     if folder is not None:

@@ -163,10 +163,9 @@ def test_dropout_is_for_training_and_on_the_way_of_the_adapter_alone(seeded) -> 
 def peft_name(name: str) -> str:
     """What peft calls a parameter of ours while it trains."""
     stem, _, end = name.rpartition(".")
-    end = {
-        "lora_a": "lora_A.default.weight",
-        "lora_b": "lora_B.default.weight",
-    }.get(end, f"modules_to_save.default.{end}")
+    end = {"lora_a": "lora_A.default.weight", "lora_b": "lora_B.default.weight"}.get(
+        end, f"modules_to_save.default.{end}"
+    )
     return f"base_model.model.{stem}.{end}"
 
 

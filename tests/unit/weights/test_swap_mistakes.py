@@ -140,9 +140,7 @@ def test_loading_without_assign_takes_values_only(
 
 
 @each_kind
-def test_loading_with_assign_takes_the_dtype_of_the_checkpoint(
-    kind: type[QuantizedWeight],
-) -> None:
+def test_loading_with_assign_takes_the_dtype_of_the_checkpoint(kind: type[QuantizedWeight]) -> None:
     layer = linear(kind.quantize(matrix(dtype=torch.bfloat16)))
     with swap_on_conversion():
         layer.load_state_dict({"weight": matrix(1)}, assign=True)
