@@ -53,6 +53,7 @@ def test_a_page_prints_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixt
         assert verdict in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_it_needs_a_gpu() -> None:
     run = subprocess.run([sys.executable, run_gpu.__file__], capture_output=True, text=True)

@@ -247,7 +247,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str
     (folder / "earlier" / "grades 1.csv").write_text("")
     out, reports = folder.parent / "out.csv", folder.parent / "reports"
     command = ["grade", str(folder), "--csv", str(out), "--reports", str(reports), "--quiet"]
-    assert main([*command, "--exercises", "rms_norm", "--seconds", "2", "--jobs", "4"]) == 0
+    assert main([*command, "--exercises", "rms_norm", "--seconds", "1", "--jobs", "4"]) == 0
     with open(out, newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == COLUMNS

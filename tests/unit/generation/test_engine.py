@@ -468,8 +468,12 @@ def check_blocks(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "interrupts",
-    [Interrupts((1, 7), instructions=False), Interrupts((1,), instructions=True)],
-    ids=["lines", "instructions"],
+    [
+        pytest.param(Interrupts((1, 7), instructions=False), id="lines"),
+        pytest.param(
+            Interrupts((1,), instructions=True), id="instructions", marks=pytest.mark.slow
+        ),
+    ],
 )
 @pytest.mark.parametrize(
     "twice",

@@ -253,7 +253,7 @@ def outcomes(p: torch.Tensor, q: torch.Tensor, x: int, n: int = 400) -> tuple[fl
     return float(count.double().mean()), torch.bincount(out, minlength=V) / n**2
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(st.integers(0, 10**6))
 def test_what_comes_out_has_the_distribution_of_the_model(seed: int) -> None:
     p, q = probabilities(2, 6, seed=seed)

@@ -65,6 +65,7 @@ save_file(out, folder / "logits")
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_goes_on_as_if_the_cache_had_never_been_saved(tmp_path) -> None:
     """Bitwise, for every kind, model and history."""
     recipe, want = {}, {}

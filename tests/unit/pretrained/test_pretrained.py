@@ -98,6 +98,7 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
         load_shipped("gpt9")
 
 
+@pytest.mark.slow
 def test_a_finished_run_becomes_a_shipped_model_and_an_unfinished_one_does_not(
     tmp_path, monkeypatch
 ) -> None:

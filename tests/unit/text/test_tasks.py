@@ -231,6 +231,7 @@ def test_numbers_below_n_are_as_likely() -> None:
     assert chi_squared < 22.5  # more than that once in a thousand times, at six degrees of freedom
 
 
+@pytest.mark.slow
 def test_the_corpus_is_the_same_everywhere() -> None:
     """The shipped model was trained on this text: another digest is another text."""
     assert Counter(d.name.split("/")[0] for d in documents()) == DOCUMENTS
