@@ -73,11 +73,11 @@ def test_a_model_is_saved_copied_moved_and_changed_as_before(layouts, tmp_path) 
         read.load_state_dict(torch.load(file, weights_only=True))
         save_pretrained(model, tmp_path / "m")
         for same in (read, copy.deepcopy(model), from_pretrained(tmp_path / "m")):
-            torch.testing.assert_close(same(IDX), want, atol=1e-5, rtol=0)
+            torch.testing.assert_close(same(IDX), want, atol=5e-5, rtol=0)
         doubled = copy.deepcopy(model).double()
-        torch.testing.assert_close(doubled(IDX).float(), want, atol=2e-5, rtol=0)
+        torch.testing.assert_close(doubled(IDX).float(), want, atol=5e-5, rtol=0)
         model.load_state_dict(other.state_dict())  # no product goes on with the old weights
-        torch.testing.assert_close(model(IDX), other(IDX), atol=1e-5, rtol=0)
+        torch.testing.assert_close(model(IDX), other(IDX), atol=5e-5, rtol=0)
         lay_out_(model, 2, ["rows"])
         assert torch.equal(model(IDX), other(IDX))
         assert torch.equal(model.double()(IDX), other.double()(IDX))
@@ -131,7 +131,7 @@ def test_what_cannot_be_laid_out_is_left_alone() -> None:
     with torch.no_grad():
         plain = tiny_gpt2()
         quantize_(plain, select=lambda name: "mlp" in name)
-        torch.testing.assert_close(mixed(IDX), plain(IDX), atol=1e-5, rtol=0)
+        torch.testing.assert_close(mixed(IDX), plain(IDX), atol=5e-5, rtol=0)
 
 
 def test_wrong_arguments() -> None:
