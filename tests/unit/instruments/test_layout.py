@@ -2,9 +2,9 @@
 
 import copy
 import io
-import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,9 +159,12 @@ def test_without_oneDNN_nothing_is_packed(monkeypatch) -> None:
 # ------------------------------------------------------------------------------ the choice
 
 
-def waits(seconds: dict[str, float]) -> dict[str, Callable[[], None]]:
-    """Calls that take about so long."""
-    return {way: partial(time.sleep, took) for way, took in seconds.items()}
+@pytest.fixture
+def sleep(monkeypatch) -> Callable[[float], None]:
+    """Moves the clock of the instrument, and nothing else does: a busy machine decides nothing."""
+    now = [0.0]
+    monkeypatch.setattr(layout, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return lambda seconds: now.append(now.pop() + seconds)
 
 
 def test_the_fastest_wins_and_of_equals_the_simplest() -> None:
@@ -170,43 +173,45 @@ def test_the_fastest_wins_and_of_equals_the_simplest() -> None:
     assert simplest_fast({"rows": 1.0, "columns": 0.8, "packed": 0.5}) == "packed"
 
 
-def test_a_disturbance_does_not_count() -> None:
+def test_a_disturbance_does_not_count(sleep) -> None:
     calls = 0
 
     def disturbed() -> None:  # the faster way, in two rounds of three
         nonlocal calls
         calls += 1
-        time.sleep(0.05 if calls % 3 else 0.001)
+        sleep(0.05 if calls % 3 else 0.001)
 
-    tries = [{"slow": partial(time.sleep, 0.004), "fast": disturbed}]
+    tries = [{"slow": partial(sleep, 0.004), "fast": disturbed}]
     assert simplest_fast(least_seconds(tries)[0]) == "fast"
 
 
-def test_a_way_that_is_far_behind_costs_three_rounds() -> None:
+def test_a_way_that_is_far_behind_costs_three_rounds(sleep) -> None:
     calls = 0
 
     def slow() -> None:
         nonlocal calls
         calls += 1
-        time.sleep(0.02)
+        sleep(0.02)
 
-    least_seconds([{"fast": lambda: None, "slow": slow}, {"fast": lambda: None}])
+    least_seconds([{"fast": partial(sleep, 0.001), "slow": slow}, {"fast": partial(sleep, 0.001)}])
     assert calls == 3
 
 
 @pytest.mark.parametrize("best", LAYOUTS)
-def test_what_is_fast_is_chosen(best: str, monkeypatch) -> None:
+def test_what_is_fast_is_chosen(best: str, sleep, monkeypatch) -> None:
     """On processors of three kinds, which delay all layouts but one."""
     linear, packed = F.linear, Packed.__call__
 
     def delayed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if best != ("rows" if weight.is_contiguous() else "columns"):
-            time.sleep(0.003)
+            sleep(0.003)
+        sleep(0.001)
         return linear(x, weight, bias)
 
     def delayed_packed(self: Packed, *tensors: Tensor) -> Tensor:
         if best != "packed":
-            time.sleep(0.003)
+            sleep(0.003)
+        sleep(0.001)
         return packed(self, *tensors)
 
     monkeypatch.setattr(F, "linear", delayed_linear)
