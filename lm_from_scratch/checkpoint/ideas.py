@@ -377,8 +377,8 @@ def _lines(config: Config, family: Family | None) -> Iterator[Line]:
 def counts(names: Iterable[str] | None = None) -> dict[str, int]:
     """How many of the families use each idea, by their default configs."""
     chosen = list(families()) if names is None else list(names)
-    names = [line.name for name in chosen for line in describe({"model_type": name})]
-    return {name: names.count(name) for name in IDEAS}
+    ideas = [line.name for name in chosen for line in describe({"model_type": name})]
+    return {name: ideas.count(name) for name in IDEAS}
 
 
 def cached_numbers(config: Config, tokens: int) -> int:

@@ -67,9 +67,9 @@ class Book:
         """Take in what is there. Raises ``ValueError`` for a file that makes no sense."""
         if self.all.exists():
             try:
-                found = json.loads(self.all.read_text(encoding="utf-8"))
-                self.rows = [as_row(given) for given in found["rows"]]
-                self.seed, self.due = int(found["seed"]), str(found["due"])
+                record = json.loads(self.all.read_text(encoding="utf-8"))
+                self.rows = [as_row(given) for given in record["rows"]]
+                self.seed, self.due = int(record["seed"]), str(record["due"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{self.all} is no table of grades ({error}): move it") from error
         if self.students.exists():
@@ -77,14 +77,14 @@ class Book:
 
     def remembered(self) -> list[Row]:
         """The rows of a run that was interrupted. The last line may be half of one."""
-        found = []
+        rows = []
         if self.unfinished.exists():
             for line in self.unfinished.read_text(encoding="utf-8").splitlines():
                 try:
-                    found.append(as_row(json.loads(line)))
+                    rows.append(as_row(json.loads(line)))
                 except (ValueError, KeyError, TypeError):
                     continue
-        return found
+        return rows
 
     def remember(self, row: Row) -> None:
         """Keep a row of the run in progress."""
@@ -167,8 +167,8 @@ def read_own(path: Path) -> dict[str, dict[str, str]]:
     if "student" not in columns:
         raise ValueError(f"{path} has no column student: fix its first line, or move it")
     computed = {*STUDENTS, *(e.name for e in (*exercises(), *drafts()))} - {*OWN}
-    kept = [name for name in columns if name not in computed]
-    return {row["student"]: {name: row[name] for name in kept} for row in table if row["student"]}
+    own = [name for name in columns if name not in computed]
+    return {row["student"]: {name: row[name] for name in own} for row in table if row["student"]}
 
 
 def merged(old: list[Row], new: list[Row], present: Mapping[str, Iterable[str]]) -> list[Row]:
@@ -176,19 +176,19 @@ def merged(old: list[Row], new: list[Row], present: Mapping[str, Iterable[str]])
     among those that are `present`, by student, or if nothing of its exercise was graded now. A row
     that says that there is no file gives way to any other."""
     graded = {(row.student, row.verdict.exercise) for row in new}
-    kept = [
+    older = [
         row
         for row in old
         if (row.student, row.verdict.exercise) not in graded
         or (row.file and row.file not in present.get(row.student, ()))
     ]
-    with_file = {(row.student, row.verdict.exercise) for row in [*kept, *new] if row.file}
-    found = [
+    with_file = {(row.student, row.verdict.exercise) for row in [*older, *new] if row.file}
+    rows = [
         row
-        for row in [*kept, *new]
+        for row in [*older, *new]
         if row.file or (row.student, row.verdict.exercise) not in with_file
     ]
-    return sorted(found, key=lambda row: (row.student, row.verdict.exercise, row.file))
+    return sorted(rows, key=lambda row: (row.student, row.verdict.exercise, row.file))
 
 
 def replace(path: Path, text: str) -> None:

@@ -25,19 +25,19 @@ def check_command(options: CheckOptions) -> int:
     """Check a file; the exit code is 0 only if all cases pass."""
     wanted = exercise(options.name)
     file = find_file(wanted.name, options.file)
-    found = verdict(Job(file, wanted.name, options.seed, options.case), options.seconds)
-    show(found, options)
-    return 0 if found.passed else 1
+    result = verdict(Job(file, wanted.name, options.seed, options.case), options.seconds)
+    show(result, options)
+    return 0 if result.passed else 1
 
 
-def show(found: Verdict, options: WatchOptions) -> None:
+def show(result: Verdict, options: WatchOptions) -> None:
     """Print a report and keep its result."""
     if isinstance(options, CheckOptions) and options.json:
-        print(json.dumps(asdict(found), indent=1), flush=True)
+        print(json.dumps(asdict(result), indent=1), flush=True)
         return
-    say(found.text)
+    say(result.text)
     if options.case is None and not progress.keep(
-        found.exercise, found.points, found.passed, options.seed
+        result.exercise, result.points, result.passed, options.seed
     ):
         print(f"This is not kept: {progress.path()} cannot be written.", flush=True)
 
@@ -69,12 +69,12 @@ def report(wanted: Exercise, file: Path, options: WatchOptions, now: Stamp) -> N
             if stamp(file) not in (now, None):
                 return
             child.pipe.poll(POLL)
-        found = child.result()
+        result = child.result()
     finally:
         child.end()
     print(f"\n{time.strftime('%H:%M:%S')}")
-    show(found, options)
-    if found.passed and (card := following()):
+    show(result, options)
+    if result.passed and (card := following()):
         print(f"Next: {card.name} ({plain_title(card.name)})", flush=True)
 
 

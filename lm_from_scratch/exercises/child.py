@@ -90,38 +90,38 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
     elif faults:
         result.reason = faults[0]
     for name in sorted(submission.left_out):
-        told = f"{name} is not defined inside"
-        if told in result.text:
+        reason = f"{name} is not defined inside"
+        if reason in result.text:
             result.reason = f"{name} is made outside the function, where nothing runs"
     if problems := submission.summary():
         result.text += f"\nThe file: {problems}"
         result.reason = "; ".join(part for part in (result.reason, problems) if part)
-    kept = [node for *_, nodes in submission.parts for node in nodes]
-    if any(module.startswith("lm_from_scratch") for module in imports(kept)):
-        told = "imports the package"
-        result.reason = f"{result.reason}; {told}" if result.reason else told
+    nodes = [node for *_, nodes in submission.parts for node in nodes]
+    if any(module.startswith("lm_from_scratch") for module in imports(nodes)):
+        reason = "imports the package"
+        result.reason = f"{result.reason}; {reason}" if result.reason else reason
     return result
 
 
-def imports(kept: list[ast.stmt]) -> set[str]:
+def imports(statements: list[ast.stmt]) -> set[str]:
     """Modules that a file imports, except what its own last cells import: `check` and `play`."""
-    found = set()
-    for statement in kept:
+    modules = set()
+    for statement in statements:
         for node in ast.walk(statement):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                modules |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names = {alias.name for alias in node.names}
                 if not (node.module == "lm_from_scratch.exercises" and names <= {"check", "play"}):
-                    found.add(node.module)
-    return found
+                    modules.add(node.module)
+    return modules
 
 
 def checked(job: Job, seconds: float) -> Verdict:
     """The verdict as a child sends it: not longer than a pipe should carry."""
-    found = verdict(job, seconds)
-    found.reason, found.text = found.reason[:1000], found.text[:100_000]
-    return found
+    result = verdict(job, seconds)
+    result.reason, result.text = result.reason[:1000], result.text[:100_000]
+    return result
 
 
 class Child:
@@ -159,15 +159,15 @@ class Child:
     def result(self) -> Verdict:
         """The verdict; a reason and no points if the process ended or was ended without one."""
         wanted = exercise(self.job.name)
-        found = Verdict(wanted.name, of=float(wanted.points))
-        sent, found.reason = self.message()
+        result = Verdict(wanted.name, of=float(wanted.points))
+        sent, result.reason = self.message()
         try:
-            found = received(sent, wanted) if sent else found
+            result = received(sent, wanted) if sent else result
         except (ValueError, TypeError, RecursionError):
-            found.reason = NOTHING
-        found.seconds = round(time.perf_counter() - self.started, 3)
-        found.text = found.text or f"{found.exercise}: {found.reason}"
-        return found
+            result.reason = NOTHING
+        result.seconds = round(time.perf_counter() - self.started, 3)
+        result.text = result.text or f"{result.exercise}: {result.reason}"
+        return result
 
     def message(self) -> tuple[bytes, str]:
         """What the process sent, or nothing and why; then it is over."""
@@ -233,16 +233,16 @@ def received(message: bytes, wanted: Exercise) -> Verdict:
 
     Raises ``ValueError`` for a message that is no verdict.
     """
-    found = Verdict(**json.loads(message))
-    texts = [*found.failed, found.wrong, found.reason, found.text]
+    result = Verdict(**json.loads(message))
+    texts = [*result.failed, result.wrong, result.reason, result.text]
     if (
         not all(isinstance(text, str) for text in texts)
-        or not isinstance(found.passed, bool)
-        or not 0 <= found.points <= wanted.points
+        or not isinstance(result.passed, bool)
+        or not 0 <= result.points <= wanted.points
     ):
         raise ValueError("no verdict")
-    found.exercise, found.of = wanted.name, float(wanted.points)
-    return found
+    result.exercise, result.of = wanted.name, float(wanted.points)
+    return result
 
 
 def ended(code: int | None, seconds: float) -> str:
@@ -282,12 +282,12 @@ def _work(
     seal(folder)
     torch.set_num_threads(1)
     try:
-        found = asdict(work(job, seconds * 0.8))
+        result = asdict(work(job, seconds * 0.8))
     except MemoryError:
-        found = {"reason": "out of memory"}
+        result = {"reason": "out of memory"}
     except BaseException as error:  # nothing that the file does may pass for success
-        found = {"reason": f"{type(error).__name__}: {error}"[:300]}
-    pipe.send_bytes(json.dumps(found).encode())
+        result = {"reason": f"{type(error).__name__}: {error}"[:300]}
+    pipe.send_bytes(json.dumps(result).encode())
     os._exit(0)  # the student's exit handlers and threads do not run
 
 

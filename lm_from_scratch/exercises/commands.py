@@ -58,8 +58,8 @@ def list_command(options: NoOptions) -> int:
         print("drafts, whose checks are not proved and may be wrong")
         print("\n".join(row(card, known) for card in drafts))
     done = sum(bool(known.get(card.name, {}).get("passed")) for card in path)
-    kept = f"Kept in {progress.path()}" if progress.path().is_file() else "Nothing is kept yet"
-    print(f"{done} of {len(path)} done; * is easy, *** is hard. {kept}.")
+    place = f"Kept in {progress.path()}" if progress.path().is_file() else "Nothing is kept yet"
+    print(f"{done} of {len(path)} done; * is easy, *** is hard. {place}.")
     return 0
 
 

@@ -30,12 +30,12 @@ def diagnose(
     cases: list[int] = []
     least = 0
     for wrong in exercise.wrong if usable else ():
-        found = explained(exercise, wrong, usable, wants, seed)
-        if len(found) < max(len(cases), len(usable) / 2):
+        numbers = explained(exercise, wrong, usable, wants, seed)
+        if len(numbers) < max(len(cases), len(usable) / 2):
             continue
         more = also_fails(exercise, wrong, wants.keys() - failed.keys(), wants, seed)
-        if len(found) > len(cases) or more < least:
-            best, cases, least = wrong, found, more
+        if len(numbers) > len(cases) or more < least:
+            best, cases, least = wrong, numbers, more
     return best, cases
 
 

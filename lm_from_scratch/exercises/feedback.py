@@ -90,12 +90,12 @@ def headline(student: Student) -> str:
 def remarks(student: Student) -> list[str]:
     """How the sum comes about, and what a teacher says."""
     of = f"{student.done} of {len(student.rows)} exercises are done"
-    found = [f"{of}. A done exercise gives all its points, any other half of those it reached."]
+    lines = [f"{of}. A done exercise gives all its points, any other half of those it reached."]
     if manual := student.own.get("manual", "").strip():
-        found.append(f"By your teacher: {manual} points.")
+        lines.append(f"By your teacher: {manual} points.")
     if note := student.own.get("note", "").strip():
-        found.append(f"Note: {note}")
-    return found
+        lines.append(f"Note: {note}")
+    return lines
 
 
 def origin(row: Row, due: str) -> list[str]:

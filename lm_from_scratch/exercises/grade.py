@@ -41,9 +41,9 @@ class Row:
 
 def date(name: str) -> str:
     """The date that the name of a folder begins with; empty if it has none."""
-    if not (found := DATED.match(name)):
+    if not (match := DATED.match(name)):
         return ""
-    text = f"{found[1]}T{found[2] or '00'}:{found[3] or '00'}"
+    text = f"{match[1]}T{match[2] or '00'}:{match[3] or '00'}"
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -60,22 +60,22 @@ def submissions(folder: Path) -> dict[str, list[Path]]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for place in [folder, *(p for p in sorted(folder.iterdir()) if is_dated(p))]:
         for path in sorted(place.iterdir()):
             if path.name.startswith((".", "__")):  # __MACOSX of a zip file, __pycache__
                 continue
             if path.is_dir() and path.is_symlink():
-                found.setdefault(path.name, []).append(path)
+                files.setdefault(path.name, []).append(path)
             elif path.is_dir() and not is_dated(path):
                 if path.name == EARLIER and not files_in(path):
                     continue
-                found.setdefault(path.name, []).extend(files_in(path))
+                files.setdefault(path.name, []).extend(files_in(path))
             elif not path.is_dir() and path.suffix.lower() in SUFFIXES:
-                found.setdefault(path.stem, []).append(path)
-    if not found:
+                files.setdefault(path.stem, []).append(path)
+    if not files:
         raise ValueError(f"{folder} holds no .py or .ipynb file, and no folder with one")
-    return found
+    return files
 
 
 def is_dated(path: Path) -> bool:
@@ -107,13 +107,13 @@ def plan(
     problems: dict[str, str] = {}
     for student, paths in files.items():
         for path in paths:
-            found = read(path) if not path.is_symlink() else Submission(path, problems=[LINK])
-            if found.problems:
-                said = f"{path.name}: {found.summary()}"
-                problems[student] = "; ".join(filter(None, (problems.get(student), said)))
+            submission = read(path) if not path.is_symlink() else Submission(path, problems=[LINK])
+            if submission.problems:
+                problem = f"{path.name}: {submission.summary()}"
+                problems[student] = "; ".join(filter(None, (problems.get(student), problem)))
             if path.is_symlink():
                 continue
-            text = found.defined | found.imported | found.left_out
+            text = submission.defined | submission.imported | submission.left_out
             for e in wanted:
                 if e.function in text or path.stem == e.name:
                     given.setdefault((student, e.name), []).append(path)

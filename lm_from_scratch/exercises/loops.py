@@ -75,20 +75,20 @@ def search(
     cache.select(torch.arange(B).repeat_interleave(width))
     logits = logits.repeat_interleave(width, dim=0)  # (B width, V)
     texts: list[list[list[int]]] = [[[]] * width for _ in prompts]
-    found: list[list[tuple[float, list[int]]]] = [[] for _ in prompts]  # by mean log-probability
+    finished: list[list[tuple[float, list[int]]]] = [[] for _ in prompts]  # by mean log-probability
     for _ in range(n):
         log_probs = logits.log_softmax(-1).unflatten(0, (B, width))  # (B, width, V)
         scores, parents, tokens, ended = machine.choose(scores, log_probs, stop)  # (B, width)
         for i, own in enumerate(texts):
             ends = zip(ended[i].tolist(), own, strict=True)
-            found[i] += [(s / (len(b) + 1), [*b, stop]) for s, b in ends if s > -math.inf]
+            finished[i] += [(s / (len(b) + 1), [*b, stop]) for s, b in ends if s > -math.inf]
             added = zip(parents[i].tolist(), tokens[i].tolist(), strict=True)
             texts[i] = [[*own[parent], token] for parent, token in added]
         cache.select((first + parents).flatten())
         logits = machine.model(tokens.reshape(-1, 1), cache=cache)[:, -1]
     for i, own in enumerate(texts):
         left = [(s / n, beam) for s, beam in zip(scores[i].tolist(), own, strict=True)]
-        yield from ((i, beam) for _, beam in sorted(found[i] + left, reverse=True)[:best])
+        yield from ((i, beam) for _, beam in sorted(finished[i] + left, reverse=True)[:best])
 
 
 @torch.no_grad()
@@ -118,10 +118,10 @@ def draft(
         u = torch.rand(len(rows), most + 1, generator=generator)
         accepted, following = machine.accept(p, q, drafts, u)
         for i, (row, cache) in enumerate(zip(rows, caches, strict=True)):
-            kept = [*drafts[i, : int(accepted[i])].tolist(), int(following[i])]
-            cache.crop(len(row) + len(kept) - 1)  # the token that follows was not fed
-            row += kept
-            yield i, kept
+            tokens = [*drafts[i, : int(accepted[i])].tolist(), int(following[i])]
+            cache.crop(len(row) + len(tokens) - 1)  # the token that follows was not fed
+            row += tokens
+            yield i, tokens
 
 
 def learn(

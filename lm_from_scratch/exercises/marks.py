@@ -34,14 +34,14 @@ def days_late(row: Row, due: str) -> int:
 def best(rows: Iterable[Row]) -> list[Row]:
     """The row that counts for each student and exercise, in the order of the learning path: most
     points; of equal ones the earliest, and then the first by the name of its file."""
-    found: dict[tuple[str, str], Row] = {}
+    rows_of: dict[tuple[str, str], Row] = {}
     for row in rows:
         key = row.student, row.verdict.exercise
-        if key not in found or rank(row) < rank(found[key]):
-            found[key] = row
+        if key not in rows_of or rank(row) < rank(rows_of[key]):
+            rows_of[key] = row
     place = {e.name: n for n, e in enumerate([*exercises(), *drafts()])}
     last = len(place)  # of an exercise that is no more
-    return sorted(found.values(), key=lambda r: (r.student, place.get(r.verdict.exercise, last)))
+    return sorted(rows_of.values(), key=lambda r: (r.student, place.get(r.verdict.exercise, last)))
 
 
 def rank(row: Row) -> tuple[bool, bool, float, str, str]:
@@ -98,14 +98,14 @@ def students(
     counting = best(rows)
     early = best(row for row in rows if not days_late(row, due))
     worth = {row.verdict.exercise: row.verdict.of for row in counting}
-    found = []
+    table = []
     for name in dict.fromkeys(row.student for row in counting):
         mine = [row for row in counting if row.student == name]
         in_time = sum(mark(row.verdict) for row in early if row.student == name)
         late = max(days_late(row, due) for row in mine)
         cells = (own or {}).get(name, {})
-        found.append(Student(name, mine, sum(worth.values()), in_time, late, cells))
-    return found
+        table.append(Student(name, mine, sum(worth.values()), in_time, late, cells))
+    return table
 
 
 def summary(rows: list[Row]) -> str:

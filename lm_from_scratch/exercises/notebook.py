@@ -33,35 +33,35 @@ def as_solution(cell: Cell) -> str:
     return source.HIDDEN.sub("", source.solved(cell.text)).rstrip("\n")
 
 
-def notebook(found: Exercise, text: Callable[[Cell], str] = as_student) -> dict[str, Any]:
+def notebook(exercise: Exercise, text: Callable[[Cell], str] = as_student) -> dict[str, Any]:
     """An exercise in the format of Jupyter, version 4.5; `text` says what stands in its cells."""
     cells: list[dict[str, Any]] = []
-    for number, cell in enumerate(source.source(found.name)):
-        made = {
+    for number, cell in enumerate(source.source(exercise.name)):
+        record = {
             "cell_type": cell.kind,
-            "id": hashlib.sha256(f"{found.name} {number}".encode()).hexdigest()[:8],
-            "metadata": grading(found, cell, number),
+            "id": hashlib.sha256(f"{exercise.name} {number}".encode()).hexdigest()[:8],
+            "metadata": grading(exercise, cell, number),
             "source": text(cell).splitlines(keepends=True),
         }
-        cells.append(made | ({"execution_count": None, "outputs": []} if cell.is_code else {}))
+        cells.append(record | ({"execution_count": None, "outputs": []} if cell.is_code else {}))
     return {"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
 
 
-def grading(found: Exercise, cell: Cell, number: int) -> dict[str, Any]:
+def grading(exercise: Exercise, cell: Cell, number: int) -> dict[str, Any]:
     """What nbgrader wants to know about a cell. It finds cells by their `grade_id`."""
     role = "solution" if cell.is_solution else "check" if cell.is_check else f"text-{number}"
     tags: dict[str, Any] = {
         "cell_type": cell.kind,
         "grade": cell.is_check,
-        "grade_id": f"{found.name}-{role}",
+        "grade_id": f"{exercise.name}-{role}",
         "locked": not cell.is_solution,
         "schema_version": 3,
         "solution": cell.is_solution,
         "task": False,
     }
-    return {"nbgrader": tags | ({"points": found.points} if cell.is_check else {})}
+    return {"nbgrader": tags | ({"points": exercise.points} if cell.is_check else {})}
 
 
-def dump(made: dict[str, Any]) -> str:
+def dump(record: dict[str, Any]) -> str:
     """A notebook as the text of its file."""
-    return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -58,19 +58,19 @@ def opened(folder: Path) -> int:
 
 def exercise_files() -> Iterator[tuple[Path, str]]:
     """A notebook of each exercise, and the rules for AI helpers, by their places in the folder."""
-    for found in exercises():
-        yield Path("exercises", f"{found.name}.ipynb"), dump(notebook(found))
+    for exercise in exercises():
+        yield Path("exercises", f"{exercise.name}.ipynb"), dump(notebook(exercise))
     yield Path("exercises", source.RULES), source.rules()
 
 
 def report(folder: Path, texts: Iterable[tuple[Path, str]]) -> None:
     """Write the notebooks and say so."""
-    kept, number = [], 0
+    unchanged, number = [], 0
     for path, written in write(folder, texts):
         number += written
-        kept += [] if written else [path]
+        unchanged += [] if written else [path]
     print(f"{number} files are in {folder}. Open them: jupyter lab {shlex.quote(str(folder))}")
-    for path in kept:
+    for path in unchanged:
         print(f"{path} is kept: you changed it (delete it for the new version)")
 
 

@@ -126,8 +126,8 @@ def part(name: str) -> Part | None:
     """Where the answer to an exercise goes; None if it has no place in a model."""
     if not has_part(name):
         return None
-    found: Part = importlib.import_module(f"{catalogue.__name__}.{name}.part").PART
-    return found
+    piece: Part = importlib.import_module(f"{catalogue.__name__}.{name}.part").PART
+    return piece
 
 
 def trained() -> Machine:

@@ -55,17 +55,17 @@ class Student:
     def line(self) -> str:
         """All of it in one line."""
         of = sum(has_part(e.name) for e in exercises())
-        said = [f"{self.name}: {len(self.parts)} of {of} parts"]
+        clauses = [f"{self.name}: {len(self.parts)} of {of} parts"]
         if 0 < len(self.parts) < of:
-            said[0] += f" ({', '.join(self.parts)})"
-        for title, found in self.played.agreements.items():
-            if found.error:
-                said.append(f"{title}: stopped by {found.error}")
+            clauses[0] += f" ({', '.join(self.parts)})"
+        for title, result in self.played.agreements.items():
+            if result.error:
+                clauses.append(f"{title}: stopped by {result.error}")
             else:
-                said.append(f"{title}: {'all' if found.whole else found.same} of {found.of}")
-        said += [self.played.reason] if self.played.reason else []
-        said += [f"{name}: {reason}" for name, reason in self.missing.items()]
-        return " ".join("; ".join(said).split())
+                clauses.append(f"{title}: {'all' if result.whole else result.same} of {result.of}")
+        clauses += [self.played.reason] if self.played.reason else []
+        clauses += [f"{name}: {reason}" for name, reason in self.missing.items()]
+        return " ".join("; ".join(clauses).split())
 
     def as_json(self) -> dict[str, Any]:
         """The same for a program."""
@@ -85,12 +85,12 @@ def play_class(folder: Path, seconds: float, limit: float = SECONDS) -> Iterator
     students: dict[str, Student] = {}
     files: dict[str, dict[str, str]] = {}
     for _, row in grade(folder, names, seed=0, seconds=seconds):
-        name, found = row.verdict.exercise, row.verdict
+        name, verdict = row.verdict.exercise, row.verdict
         student = students.setdefault(row.student, Student(row.student, [], {}))
-        if found.passed:
+        if verdict.passed:
             files.setdefault(row.student, {})[name] = str((folder / row.file).absolute())
         elif row.file:
-            student.missing[name] = found.reason or f"{found.points:g} of {found.of:g} points"
+            student.missing[name] = verdict.reason or f"{verdict.points:g} of {verdict.of:g} points"
     for student in sorted(students.values(), key=lambda student: student.name):
         own = files.get(student.name, {})
         student.parts = [name for name in names if name in own]
@@ -110,8 +110,8 @@ def played(answers: Answers, seconds: float) -> Played:
         for e in map(exercise, answers.files)
     }
     ordered = {e.name: functions[e.name] for e in exercises() if e.name in functions}
-    found = playing.together(ordered)
-    return Played({t: playing.agreement(own, right) for t, (own, right, _) in found.items()})
+    stages = playing.together(ordered)
+    return Played({t: playing.agreement(own, right) for t, (own, right, _) in stages.items()})
 
 
 def received(child: Child) -> Played:
@@ -120,8 +120,9 @@ def received(child: Child) -> Played:
     if not sent:
         return Played(reason=reason)
     try:
-        found = json.loads(sent)
-        told = found.get("agreements", {}).items()
-        return Played({str(t): playing.Agreement(**a) for t, a in told}, str(found["reason"]))
+        record = json.loads(sent)
+        agreements = record.get("agreements", {}).items()
+        shown = {str(title): playing.Agreement(**numbers) for title, numbers in agreements}
+        return Played(shown, str(record["reason"]))
     except (ValueError, TypeError, RecursionError, AttributeError, KeyError):
         return Played(reason=NOTHING)

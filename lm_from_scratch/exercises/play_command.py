@@ -32,9 +32,9 @@ def play_one(options: PlayOptions, wanted: Exercise) -> int:
     function = written_in(find_file(wanted.name, options.file), wanted)
     if not options.json:
         return 0 if playing.play(wanted.name, function) else 1
-    found = playing.alone(wanted.name, function)
-    print(json.dumps({wanted.name: asdict(found)}, indent=1))
-    return 0 if found.whole else 1
+    result = playing.alone(wanted.name, function)
+    print(json.dumps({wanted.name: asdict(result)}, indent=1))
+    return 0 if result.whole else 1
 
 
 def play_own(options: PlayOptions) -> int:
@@ -44,9 +44,9 @@ def play_own(options: PlayOptions) -> int:
         places = PLACES if options.folder is None else (Path(options.folder),)
         files = [p for place in places for p in sorted(place.glob(f"{wanted.name}.*"))]
         for file in (p for p in files if p.suffix in (".py", ".ipynb")):
-            found = Child(Job(file, wanted.name), options.seconds).result()
-            states[wanted.name] = found.reason or f"{found.points:g} of {found.of:g} points"
-            if found.passed:
+            result = Child(Job(file, wanted.name), options.seconds).result()
+            states[wanted.name] = result.reason or f"{result.points:g} of {result.of:g} points"
+            if result.passed:
                 functions[wanted.name] = written_in(file, wanted)
                 break
     missing = {name: state for name, state in states.items() if name not in functions}
@@ -56,17 +56,17 @@ def play_own(options: PlayOptions) -> int:
     if not options.json:
         return 0 if playing.play_together(functions, missing) else 1
     parts: dict[str, Any] = {name: playing.alone(name, own) for name, own in functions.items()}
-    whole = {
+    models = {
         title: playing.agreement(own, right)
         for title, (own, right, _) in playing.together(functions).items()
     }
-    said = {
-        "parts": {name: asdict(found) for name, found in parts.items()},
+    record = {
+        "parts": {name: asdict(result) for name, result in parts.items()},
         "missing": missing,
-        "together": {title: asdict(found) for title, found in whole.items()},
+        "together": {title: asdict(result) for title, result in models.items()},
     }
-    print(json.dumps(said, indent=1))
-    return 0 if all(found.whole for found in [*parts.values(), *whole.values()]) else 1
+    print(json.dumps(record, indent=1))
+    return 0 if all(result.whole for result in [*parts.values(), *models.values()]) else 1
 
 
 def play_all(options: PlayOptions, folder: Path) -> int:

@@ -87,8 +87,8 @@ def play(name: str, function: Callable[..., Any]) -> bool:
         return False
     show("with the package's own function", right, place.loop)
     show(f"with yours: {account(own, right)}", own, place.loop)
-    if found := one_that_shows(wanted, right, place.loop):
-        label, shown = found
+    if mistake := one_that_shows(wanted, right, place.loop):
+        label, shown = mistake
         show(f"with a wrong one ({label}): {account(shown, right)}", shown, place.loop)
     return agreement(own, right).whole
 
@@ -101,7 +101,7 @@ def play_together(functions: Functions, missing: Mapping[str, str]) -> bool:
 
     Returns whether it does the same as with the package's own functions.
     """
-    parts = {e.name: found for e in exercises() if (found := part(e.name))}
+    parts = {e.name: piece for e in exercises() if (piece := part(e.name))}
     print(picture(parts, {name: "yours" for name in functions} | dict(missing)))
     everything = True
     for title, (own, right, loop) in together(functions).items():
@@ -144,25 +144,25 @@ def stages(names: Collection[str]) -> list[tuple[str, str, list[str]]]:
     """How these answers run together: what the model does, in which loop, and with which of
     them. The search and its like are run if the answer that they show is there. Parts that round
     have a stage of their own: the others must not change a token."""
-    found = []
+    loops = []
     for loop, what in LOOPS.items():
         own = [name for name in names if place_of(name).joins(loop)]
         exact = [name for name in own if not place_of(name).rounds]
         shown_here = loop in ("write", "learn") or any(place_of(n).loop == loop for n in own)
         if exact and shown_here:
-            found.append((what.does, loop, exact))
+            loops.append((what.does, loop, exact))
         if own != exact:
-            found.append((f"{what.does}, rounded", loop, own))
-    return found
+            loops.append((f"{what.does}, rounded", loop, own))
+    return loops
 
 
 def place_of(name: str) -> Part:
     """The part of an exercise. Raises ``ValueError``, with those there are, if it has none."""
-    found = part(name)
-    if found is None:
+    place = part(name)
+    if place is None:
         names = ", ".join(e.name for e in exercises() if has_part(e.name))
         raise ValueError(f"{name} has no place in a model; these have one: {names}")
-    return found
+    return place
 
 
 def perform(functions: Functions, loop: str = "write") -> Shown:
@@ -185,26 +185,26 @@ def perform(functions: Functions, loop: str = "write") -> Shown:
 def one_that_shows(wanted: Exercise, right: Shown, loop: str) -> tuple[str, Shown] | None:
     """Of the first planted wrong answers, the one whose text or run is soonest another: what it is,
     and what the machine does with it. Others are wrong where no text shows it, as in float16."""
-    found: dict[str, Shown] = {}
+    mistakes: dict[str, Shown] = {}
     for wrong in wanted.wrong[:WRONGS]:
         shown = perform({wanted.name: answer(wanted, wrong.answer)}, loop)
         if not shown.error and not agreement(shown, right).whole:
-            found[wrong.label] = shown
-        if len(found) == 3:
+            mistakes[wrong.label] = shown
+        if len(mistakes) == 3:
             break
-    return min(found.items(), key=lambda item: item[1].same(right), default=None)
+    return min(mistakes.items(), key=lambda item: item[1].same(right), default=None)
 
 
 def account(shown: Shown, right: Shown) -> str:
     """How much is the same, in words."""
-    found = agreement(shown, right)
+    result = agreement(shown, right)
     if shown.error:
         return f"stopped after {len(shown.values)} of {len(right.values)} by {shown.error}"
-    if found.whole:
-        return f"all {found.of} are the same"
-    if not found.same:
-        return f"the first of {found.of} differs"
-    return f"the first {found.same} of {found.of} are the same"
+    if result.whole:
+        return f"all {result.of} are the same"
+    if not result.same:
+        return f"the first of {result.of} differs"
+    return f"the first {result.same} of {result.of} are the same"
 
 
 def show(title: str, shown: Shown, loop: str) -> None:
@@ -213,17 +213,17 @@ def show(title: str, shown: Shown, loop: str) -> None:
     print(f"\n{title}")
     if loop == "learn":
         every = [1, *range(10, len(shown.values) + 1, 10)] if shown.values else []
-        said = ["loss  " + "  ".join(f"{shown.values[step - 1]:.2f}" for step in every)]
+        lines = ["loss  " + "  ".join(f"{shown.values[step - 1]:.2f}" for step in every)]
     else:
         tokenizer, bar = trained().tokenizer, "|" if loop in ("search", "draft") else ""
-        said = []
+        lines = []
         for text, pieces in shown.texts.items() or {0: []}.items():
             words = bar.join(tokenizer.decode([int(token) for token in p]) for p in pieces)
             if not bar:  # characters of several bytes: their tokens must be decoded together
                 words = tokenizer.decode([int(token) for piece in pieces for token in piece])
             words = words.replace("\ufffd", "·")  # half a character
-            said.append(f"{PROMPTS[text]} ... {' '.join(words.split())}")
-    print("\n".join(textwrap.indent(textwrap.fill(one, 88), "    ") for one in said))
+            lines.append(f"{PROMPTS[text]} ... {' '.join(words.split())}")
+    print("\n".join(textwrap.indent(textwrap.fill(one, 88), "    ") for one in lines))
 
 
 def picture(parts: Mapping[str, Part], states: Mapping[str, str]) -> str:
@@ -236,8 +236,8 @@ def picture(parts: Mapping[str, Part], states: Mapping[str, str]) -> str:
     titles = {"write": "┌─┴─ the model that writes", "learn": "├─ and learns"}
     other = "├─ and writes in other ways"
     lines: dict[str, list[str]] = {titles["write"]: [], other: [], titles["learn"]: []}
-    for name, found in parts.items():
-        lines[titles.get(found.loop, other)].append(line(name))
+    for name, place in parts.items():
+        lines[titles.get(place.loop, other)].append(line(name))
     width = max(len(one) for block in lines.values() for one in block) + 1
     drawn = ["tokens"]
     for title, block in lines.items():

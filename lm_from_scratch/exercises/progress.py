@@ -20,10 +20,10 @@ def load() -> dict[str, dict[str, Any]]:
     """For each exercise: best `points`, `passed`, `seed` of that check, `hints` and `asked` times
     for the solution. Empty if there is no file, or none that can be read."""
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))
+        record = json.loads(path().read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    entries = found.items() if isinstance(found, dict) else ()
+    entries = record.items() if isinstance(record, dict) else ()
     return {str(name): entry for name, entry in entries if isinstance(entry, dict)}
 
 

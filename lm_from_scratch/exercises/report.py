@@ -73,20 +73,20 @@ class Report:
             f"{exercise.name}: {good} of {len(self.results)} checks, {self.points:g} of "
             f"{exercise.points} points (seed {self.seed})"
         ]
-        told, said = False, set()
+        explained, texts = False, set()
         for result in self.results:
             worth = "must hold" if result.case.guard else f"{result.case.points}"
             mark = "FAIL" if result.fault else "ok  "
             lines.append(f"  {mark} {result.number + 1:>2} {result.case.name} [{worth}]")
             if result.fault:
-                repeated = result.fault.text in said
+                repeated = result.fault.text in texts
                 lines += indent("the same" if repeated else result.fault.text)
-                said.add(result.fault.text)
+                texts.add(result.fault.text)
                 if self.wrong and result.number == min(self.explains):
                     lines += indent(f"looks like: {self.wrong.label}")
-                if not told:
+                if not explained:
                     lines += self.advice(result)
-                    told = True
+                    explained = True
         if self.passed and len(self.results) == len(exercise.cases):
             lines.append("All checks hold. A grading run repeats them with other numbers.")
         elif not self.points and any(result.case.guard for result in self.failed):
@@ -119,8 +119,8 @@ def indent(text: str) -> list[str]:
 
 def call_text(exercise: Exercise, number: int, seed: int) -> str:
     """The call of a case in words: names, dtypes, shapes."""
-    made = arguments(exercise.cases[number], number, seed)
-    pairs = zip(argument_names(exercise, made), values(made), strict=True)
+    call = arguments(exercise.cases[number], number, seed)
+    pairs = zip(argument_names(exercise, call), values(call), strict=True)
     listed = (f"{name} {describe(value)}" if hasattr(value, "shape") else
               f"{name}={describe(value)}" for name, value in pairs)  # fmt: skip
     text = ", ".join(listed)

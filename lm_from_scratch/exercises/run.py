@@ -56,14 +56,14 @@ def outcome(
     """
     case = exercise.cases[number]
     with kept_state(), quiet() as printed:  # once: it costs as much as a small case
-        made, untouched = _arguments(case, number, seed), _arguments(case, number, seed)
-        names = argument_names(exercise, made)
-        leaves = require_gradients(names, made) if case.gradient else {}
+        call, untouched = _arguments(case, number, seed), _arguments(case, number, seed)
+        names = argument_names(exercise, call)
+        leaves = require_gradients(names, call) if case.gradient else {}
         torch.default_generator.manual_seed(seed)  # torch.manual_seed: slow, and CUDA's too
         random.seed(seed)
         try:
             with time_limit(seconds):
-                value = case.use(function, *made.args, **made.kwargs)
+                value = case.use(function, *call.args, **call.kwargs)
                 gradients = gradients_of(value, leaves) if case.gradient else {}
                 value = detached(value)
         except (Exception, SystemExit, OutOfTime) as error:
@@ -72,7 +72,7 @@ def outcome(
             kind = "time" if isinstance(error, OutOfTime) else "raised"
             fault = Fault(kind, what_was_raised(error))
             return Outcome(fault=fault, printed=printed.getvalue())
-    after, before = flat(names, made), flat(names, untouched)
+    after, before = flat(names, call), flat(names, untouched)
     alike = {n for n in after.keys() & before.keys() if same(after[n], before[n])}
     changed = tuple(n for n in before | after if n not in alike and n not in case.changes)
     return Outcome(value, gradients, changed, printed=printed.getvalue())
@@ -110,30 +110,30 @@ def _arguments(case: Case, number: int, seed: int) -> Call:
     return case.make(Generator().manual_seed(1000 * seed + number))
 
 
-def argument_names(exercise: Exercise, made: Call) -> list[str]:
+def argument_names(exercise: Exercise, call: Call) -> list[str]:
     """A name for each argument, from the signature of the reference where it has one."""
     try:
         parameters = list(inspect.signature(exercise.reference).parameters)
     except (TypeError, ValueError):
         parameters = []
-    count = len(made.args)
+    count = len(call.args)
     names = parameters[:count] if len(parameters) >= count else []
     names = names or [f"argument {i + 1}" for i in range(count)]
-    return [*names, *made.kwargs]
+    return [*names, *call.kwargs]
 
 
-def values(made: Call) -> list[Any]:
+def values(call: Call) -> list[Any]:
     """All arguments, in their order."""
-    return [*made.args, *made.kwargs.values()]
+    return [*call.args, *call.kwargs.values()]
 
 
-def flat(names: list[str], made: Call) -> dict[str, Tensor]:
+def flat(names: list[str], call: Call) -> dict[str, Tensor]:
     """Every tensor among the arguments, those in lists and dicts too, by a readable name."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
 
     def add(name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            found[name] = value
+            tensors[name] = value
         elif isinstance(value, (list, tuple)):
             for i, part in enumerate(value):
                 add(f"{name}[{i}]", part)
@@ -141,9 +141,9 @@ def flat(names: list[str], made: Call) -> dict[str, Tensor]:
             for key, part in value.items():
                 add(f"{name}[{key!r}]", part)
 
-    for name, value in zip(names, values(made), strict=True):
+    for name, value in zip(names, values(call), strict=True):
         add(name, value)
-    return found
+    return tensors
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -153,10 +153,10 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def require_gradients(names: list[str], made: Call) -> dict[str, Tensor]:
+def require_gradients(names: list[str], call: Call) -> dict[str, Tensor]:
     """The floating-point arguments by name, which require gradients from now on."""
-    found = flat(names, made)
-    return {n: x.requires_grad_() for n, x in found.items() if x.is_floating_point()}
+    tensors = flat(names, call)
+    return {n: x.requires_grad_() for n, x in tensors.items() if x.is_floating_point()}
 
 
 def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
@@ -171,8 +171,8 @@ def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
             total = term if total is None else total + term
     if total is None:
         return dict.fromkeys(leaves)
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return dict(zip(leaves, found, strict=True))
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def detached(value: Any) -> Any:
@@ -264,7 +264,7 @@ def silent_descriptor(number: int) -> Iterator[None]:
     """Nothing that is written to the descriptor appears."""
     sys.stderr.flush()
     try:
-        saved = os.dup(number)
+        copy = os.dup(number)
     except OSError:  # there is none: a process without a console
         yield
         return
@@ -273,8 +273,8 @@ def silent_descriptor(number: int) -> Iterator[None]:
         os.dup2(nowhere, number)
         yield
     finally:
-        os.dup2(saved, number)
-        os.close(saved)
+        os.dup2(copy, number)
+        os.close(copy)
         os.close(nowhere)
 
 

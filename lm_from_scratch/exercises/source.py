@@ -60,15 +60,15 @@ def written(name: str) -> str:
 
 def cells(text: str) -> list[Cell]:
     """The cells of a source."""
-    found = []
+    parts = []
     for part in re.split(r"^# %%", text, flags=re.M)[1:]:
         head, _, body = part.partition("\n")
         kind = "markdown" if "[markdown]" in head else "code"
         body = body.strip("\n")
         if kind == "markdown":
             body = re.sub(r"^# ?", "", body, flags=re.M)
-        found.append(Cell(kind, body))
-    return found
+        parts.append(Cell(kind, body))
+    return parts
 
 
 @cache
@@ -90,7 +90,7 @@ def playing(name: str) -> str:
 def student(text: str) -> str:
     """A cell's text as a student gets it: no solution, no hidden test."""
     stub = SOLUTION.sub(
-        lambda found: "\n".join(found[1] + line for line in STUB.splitlines()), text
+        lambda match: "\n".join(match[1] + line for line in STUB.splitlines()), text
     )
     return HIDDEN.sub("", stub)
 
@@ -136,8 +136,8 @@ def rules() -> str:
 
 def title(name: str) -> str:
     """The first heading of an exercise."""
-    found = re.search(r"^# (.*)$", source(name)[0].text, re.M)
-    return found[1] if found else name
+    match = re.search(r"^# (.*)$", source(name)[0].text, re.M)
+    return match[1] if match else name
 
 
 def plain_title(name: str) -> str:

@@ -48,13 +48,13 @@ def find_file(name: str, given: str | None) -> Path:
             raise ValueError(f"there is no file {path}; {PROGRAM} start {name} {path}")
         return path
     names = [f"{name}.py", f"{name}.ipynb"]
-    found = [place / file for place in PLACES for file in names if (place / file).is_file()]
-    if not found:
+    files = [place / file for place in PLACES for file in names if (place / file).is_file()]
+    if not files:
         raise ValueError(
             f"there is no {names[0]} and no {names[1]} here; name the file, or begin with: "
             f"{PROGRAM} start {name}"
         )
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return max(files, key=lambda path: path.stat().st_mtime)
 
 
 @dataclass
@@ -83,47 +83,47 @@ class Submission:
 
 def read(path: Path) -> Submission:
     """Read a script or a notebook. Whatever is wrong with the file is in `problems`."""
-    found = Submission(path)
+    submission = Submission(path)
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            found.problems.append("cannot be read: it is no file")
-            return found
+            submission.problems.append("cannot be read: it is no file")
+            return submission
         if path.stat().st_size > LARGEST:
-            found.problems.append(f"larger than {LARGEST // 10**6} MB")
-            return found
+            submission.problems.append(f"larger than {LARGEST // 10**6} MB")
+            return submission
         if path.suffix.lower() == ".ipynb":
             pieces = notebook_cells(path.read_text(encoding="utf-8-sig"))
         else:
             with tokenize.open(path) as file:  # a line may name another coding than UTF-8
                 pieces = [("", file.read())]
     except (UnicodeDecodeError, SyntaxError):
-        found.problems.append("not a text file (UTF-8)")
+        submission.problems.append("not a text file (UTF-8)")
     except OSError as error:
-        found.problems.append(f"cannot be read: {error.strerror}")
+        submission.problems.append(f"cannot be read: {error.strerror}")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        found.problems.append(f"not a notebook: {error}")
+        submission.problems.append(f"not a notebook: {error}")
     else:
         for label, code in pieces:
-            keep(found, label, code)
-    return found
+            keep(submission, label, code)
+    return submission
 
 
 def notebook_cells(text: str) -> list[tuple[str, str]]:
     """The code cells of a notebook, numbered from 1 as among all cells."""
-    found = []
+    cells = []
     for n, cell in enumerate(json.loads(text)["cells"], start=1):
         source = cell.get("source") if isinstance(cell, dict) else None
         if isinstance(source, list):
             source = "".join(str(line) for line in source)
         if isinstance(source, str) and cell.get("cell_type", "code") == "code":
-            found.append((f"cell {n}", source))
-    return found
+            cells.append((f"cell {n}", source))
+    return cells
 
 
-def keep(found: Submission, label: str, code: str) -> None:
+def keep(submission: Submission, label: str, code: str) -> None:
     """Add what a piece of code defines."""
     if len(code) > CODE:
-        found.problems.append(f"{label or 'code'}: longer than {CODE} characters")
+        submission.problems.append(f"{label or 'code'}: longer than {CODE} characters")
         return
     # Not splitlines: for Python a form feed ends no line.
     lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -131,26 +131,27 @@ def keep(found: Submission, label: str, code: str) -> None:
         if not PYTHON_CELL.match(lines[0]):  # a cell in another language
             return
         lines[0] = ""
-    kept = []
+    nodes = []
     try:
         for node in parse(lines, label).body:
             names = bound(node)
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                found.imported |= names
+                submission.imported |= names
             elif is_definition(node):
-                found.defined |= names
+                submission.defined |= names
             else:
-                found.left_out |= names
+                submission.left_out |= names
                 continue
-            kept.append(node)
+            nodes.append(node)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = f"line {error.lineno}" if isinstance(error, SyntaxError) else "somewhere"
         where = ", ".join(part for part in (label, at) if part)
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
         line = (getattr(error, "text", None) or "").strip()[:100]
-        found.problems.append(f"{where}: syntax error: {said}" + (f": {line}" if line else ""))
-    name = f"{found.path.name}, {label}" if label else found.path.name
-    found.parts.append((name, "\n".join(lines) + "\n", kept))
+        message += f": {line}" if line else ""
+        submission.problems.append(f"{where}: syntax error: {message}")
+    name = f"{submission.path.name}, {label}" if label else submission.path.name
+    submission.parts.append((name, "\n".join(lines) + "\n", nodes))
 
 
 def parse(lines: list[str], label: str) -> ast.Module:
@@ -235,32 +236,32 @@ def is_exponent(node: ast.expr) -> bool:
 
 def bound(node: ast.stmt) -> set[str]:
     """The names that a statement binds."""
-    found: set[str] = set()
+    names: set[str] = set()
     todo: list[ast.AST] = [node]
     while todo:
         part = todo.pop()
         if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(part.name)
+            names.add(part.name)
         elif isinstance(part, (ast.Import, ast.ImportFrom)):
-            found |= {alias.asname or alias.name.partition(".")[0] for alias in part.names}
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in part.names}
         elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-            found.add(part.id)
+            names.add(part.id)
         else:
             todo += ast.iter_child_nodes(part)
-    return found
+    return names
 
 
-def run(found: Submission) -> dict[str, Any]:
+def run(submission: Submission) -> dict[str, Any]:
     """Run what was kept, one definition after the other in one space; what raises is added to
     `problems`, and the others still count. An import does not replace what the file defines."""
     module = sys.modules["submission"] = ModuleType("submission")  # dataclasses look there
     space, flags = module.__dict__, 0
-    for name, code, kept in found.parts:
+    for name, code, nodes in submission.parts:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        for node in kept:
+        for node in nodes:
             own: dict[str, Any] = {}
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                own = {n: space[n] for n in bound(node) & found.defined if n in space}
+                own = {n: space[n] for n in bound(node) & submission.defined if n in space}
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 features = [getattr(__future__, alias.name, None) for alias in node.names]
                 flags |= sum(getattr(f, "compiler_flag", 0) for f in features)
@@ -270,7 +271,7 @@ def run(found: Submission) -> dict[str, Any]:
             except (Exception, SystemExit) as error:
                 cell = name.partition(", ")[2]
                 where = f"{cell}, line {node.lineno}" if cell else f"line {node.lineno}"
-                found.problems.append(f"{where}: {type(error).__name__}: {error}"[:300])
+                submission.problems.append(f"{where}: {type(error).__name__}: {error}"[:300])
     return space
 
 
