@@ -9,8 +9,7 @@ import hashlib
 import json
 import random
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -20,6 +19,8 @@ from typing import Any, TypeVar
 from lm_from_scratch.checkpoint.published import Published, end_tokens
 from lm_from_scratch.commands.setups import (
     Setup,
+    about,
+    batches_of,
     model_of,
     refuse_other_text,
     tokenizer_for,
@@ -61,11 +62,8 @@ def instructions(out: Path, options: TrainOptions, way: Sft, group: Processes) -
 
     rows = read_rows(way.sft)
     sides = sides_of(way.sft, rows, options, learned)
-    sizes = dict(batch_size=options.steps.batch_size, block_size=options.steps.block_size)
-    with about(way.sft):
-        batches = AnswerBatches(sides[0], tokenizer, seed=options.run.seed, **sizes)
-        sizes["batch_size"] = min(options.steps.batch_size, len(sides[1]))
-        held_out = AnswerBatches(sides[1], tokenizer, **sizes)
+    make = partial(AnswerBatches, tokenizer=tokenizer)
+    batches, held_out = batches_of(way.sft, sides, options, make)
     published = ending_turns(model, tokenizer, published, sides[0])
     refuse_other_text(out, batches.key)
     summary = f"{len(sides[0])} answers to learn from, {len(sides[1])} held out"
@@ -85,13 +83,8 @@ def preferences(out: Path, options: TrainOptions, way: Dpo, group: Processes) ->
     rows = read_rows(way.dpo)
     sides = sides_of(way.dpo, rows, options, learned)
     numbers: dict[str, Any] = {"beta": way.beta, "dtype": options.steps.dtype}
-    sizes: dict[str, Any] = dict(
-        batch_size=options.steps.batch_size, block_size=options.steps.block_size
-    )
-    with about(way.dpo):
-        batches = PairBatches(sides[0], tokenizer, model, seed=options.run.seed, **sizes, **numbers)
-        sizes["batch_size"] = min(options.steps.batch_size, len(sides[1]))
-        held_out = PairBatches(sides[1], tokenizer, model, **sizes, **numbers)
+    make = partial(PairBatches, tokenizer=tokenizer, model=model, **numbers)
+    batches, held_out = batches_of(way.dpo, sides, options, make)
     refuse_other_text(out, batches.key)
 
     def result(trained: CausalLM) -> str:
@@ -180,15 +173,6 @@ def sides_of(
     with about(file):
         learn, held_out = split_rows(rows, options.run.held_out)
     return [examples[id(row)] for row in learn], [examples[id(row)] for row in held_out]
-
-
-@contextmanager
-def about(what: str, more: str = "") -> Iterator[None]:
-    """In the block, a ``ValueError`` is about ``what``, and ends with ``more``."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}{more}") from error
 
 
 def task_questions(

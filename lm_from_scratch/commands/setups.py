@@ -5,11 +5,12 @@ A model is new, or comes from a folder (``--from``); it continues texts, or clas
 """
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,6 +45,8 @@ from lm_from_scratch.training.dropout import residual_dropout_
 from lm_from_scratch.training.objective import Objective
 from lm_from_scratch.training.train import Batches
 from lm_from_scratch.weights.quantize import quantized_weights
+
+B = TypeVar("B", bound=Batches)
 
 
 @dataclass
@@ -95,22 +98,15 @@ def continuation(out: Path, options: TrainOptions, way: Pretrain, group: Process
 
 def classification(out: Path, options: TrainOptions, way: Classify, group: Processes) -> Setup:
     """A model that classifies texts."""
-    run, steps = options.run, options.steps
     rows = read_labelled(way.classify)
-    sides = split_labelled(rows, run.held_out)
+    sides = split_labelled(rows, options.run.held_out)
     with group.first_alone():
         tokenizer = tokenizer_for(out, options, group, [row.text for row in sides[0]])
         checkpoint = model_of(options, tokenizer, group, sorted({row.label for row in rows}))
         model, names = checkpoint.model, labels(checkpoint.model, checkpoint.published)
         assert isinstance(model, SequenceClassifier)
-        try:
-            batches = LabelledBatches(
-                sides[0], names, tokenizer, steps.batch_size, steps.block_size, run.seed
-            )
-            rows_at_once = min(steps.batch_size, len(sides[1]))
-            held_out = LabelledBatches(sides[1], names, tokenizer, rows_at_once, steps.block_size)
-        except ValueError as error:
-            raise ValueError(f"{way.classify}: {error}") from error
+        make = partial(LabelledBatches, labels=names, tokenizer=tokenizer)
+        batches, held_out = batches_of(way.classify, sides, options, make)
         refuse_other_text(out, batches.key)
         if group.rank == 0:
             tokenizer.save(out)
@@ -121,6 +117,29 @@ def classification(out: Path, options: TrainOptions, way: Classify, group: Proce
     return Setup(
         tokenizer, model, checkpoint.published, batches, evaluated, summary, result=result, ask=ask
     )
+
+
+@contextmanager
+def about(what: str, more: str = "") -> Iterator[None]:
+    """In the block, a ``ValueError`` is about ``what``, and ends with ``more``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}{more}") from error
+
+
+def batches_of(
+    file: str,
+    sides: tuple[Sequence[Any], Sequence[Any]],
+    options: TrainOptions,
+    make: Callable[..., B],
+) -> tuple[B, B]:
+    """Those to learn from, and those held out, of which a batch may have fewer rows."""
+    size, block_size = options.steps.batch_size, options.steps.block_size
+    with about(file):
+        learn = make(sides[0], batch_size=size, block_size=block_size, seed=options.run.seed)
+        few = min(size, len(sides[1]))
+        return learn, make(sides[1], batch_size=few, block_size=block_size)
 
 
 def accuracy(model: SequenceClassifier, batches: Sequence[Batch]) -> str:

@@ -16,6 +16,7 @@ from lm_from_scratch.checkpoint.folders import read_json, write_json
 from lm_from_scratch.checkpoint.weights import load_checkpoint, save_pretrained
 from lm_from_scratch.commands.answers import instructions, preferences, rewards
 from lm_from_scratch.commands.loading import device_named, new_folder
+from lm_from_scratch.commands.presets import of
 from lm_from_scratch.commands.setups import (
     Setup,
     classification,
@@ -39,7 +40,6 @@ from lm_from_scratch.commands.train_options import (
 from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.optim.choose import state_bytes
-from lm_from_scratch.optim.config import NUMBERS_OF
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.program import PROGRAM
 from lm_from_scratch.runs.checkpoints import with_checkpoints
@@ -125,24 +125,12 @@ def setup_of(out: Path, options: TrainOptions, group: Processes) -> Setup:
 def train_config_of(options: TrainOptions) -> TrainConfig:
     """The numbers of the run."""
     steps = options.steps
-    own = {name: vars(steps)[name] for names in NUMBERS_OF.values() for name in names}
-    config = TrainConfig(
-        steps=steps.steps,
-        lr=steps.lr,
-        min_lr=steps.min_lr,
-        warmup=steps.warmup,
-        weight_decay=steps.weight_decay,
-        max_grad_norm=math.inf if steps.update_in_backward else 1.0,
-        optimizer=steps.optimizer,
-        optim_bits=steps.optim_bits,
-        update_in_backward=steps.update_in_backward,
-        grad_accumulation=steps.grad_accumulation,
-        chunked_loss=options.chunked_loss,
-        dtype="float32" if steps.dtype == "auto" else steps.dtype,  # is chosen later
-        eval_every=steps.eval_every,
-        seed=options.run.seed,
-        **{name: value for name, value in own.items() if value is not None},
-    )
+    numbers = {k: v for k, v in of(TrainConfig, vars(steps)).items() if v is not None}
+    if steps.update_in_backward:
+        numbers["max_grad_norm"] = math.inf
+    if steps.dtype == "auto":
+        del numbers["dtype"]  # is chosen later
+    config = TrainConfig(**numbers, chunked_loss=options.chunked_loss, seed=options.run.seed)
     possible_ways(options)
     if options.kernels and (dropout := gpt2_dropout(options)):
         raise ValueError(

@@ -162,8 +162,8 @@ class Layout:
 
     def __str__(self) -> str:
         chosen = self.chosen.most_common()
-        said = ", ".join(f"{n} {name if name == 'packed' else f'in {name}'}" for name, n in chosen)
-        order = f"memory: {said}" if said else "no new order"
+        parts = ", ".join(f"{n} {name if name == 'packed' else f'in {name}'}" for name, n in chosen)
+        order = f"memory: {parts}" if parts else "no new order"
         return f"weights in {order}; {self.speed:.2f}x as fast, {self.conditions}"
 
 
@@ -183,11 +183,11 @@ def lay_out_(model: nn.Module, rows: int = 1, layouts: Collection[str] = LAYOUTS
     require(Count, rows=rows)
     if isinstance(layouts, str) or not layouts or not set(layouts) <= set(LAYOUTS):
         raise ValueError(f"layouts={layouts!r} must be some of {list(LAYOUTS)}")
-    found = places(model)
-    layouts_of = {place.kind: possible(place.weight.dtype, layouts) for place in found}
-    seconds = time_layouts(found, rows, layouts_of)
+    weights = places(model)
+    layouts_of = {place.kind: possible(place.weight.dtype, layouts) for place in weights}
+    seconds = time_layouts(weights, rows, layouts_of)
     layout, before, after = Layout(), 0.0, 0.0
-    for place in found:
+    for place in weights:
         times = seconds[place.kind]
         now, new = lies_in(place.weight), simplest_fast(times)
         place.lay_out(new, rows)
@@ -195,7 +195,7 @@ def lay_out_(model: nn.Module, rows: int = 1, layouts: Collection[str] = LAYOUTS
         before, after = before + times.get(now, times[new]), after + times[new]
     if after:
         layout.speed = before / after
-    dtypes = sorted({str(place.weight.dtype).removeprefix("torch.") for place in found})
+    dtypes = sorted({str(place.weight.dtype).removeprefix("torch.") for place in weights})
     layout.conditions = f"{' and '.join(dtypes)}, {rows=}, threads={torch.get_num_threads()}"
     return layout
 
@@ -217,12 +217,12 @@ def possible(dtype: torch.dtype, layouts: Collection[str]) -> list[str]:
 
 
 def time_layouts(
-    found: Iterable[Place], rows: int, layouts_of: dict[Any, list[str]]
+    weights: Iterable[Place], rows: int, layouts_of: dict[Any, list[str]]
 ) -> dict[Any, dict[str, float]]:
     """The seconds that a product with a weight of each kind takes in each of its layouts; nothing
     is measured where there is one alone."""
     kinds, tries, size = [], [], 0
-    for place in found:
+    for place in weights:
         layouts = layouts_of[place.kind]
         if len(layouts) > 1 and (size < ENOUGH or place.kind not in kinds):
             weight = place.weight.detach()
@@ -263,8 +263,8 @@ def faster_dtype(model: nn.Module, rows: int = 1) -> torch.dtype:
         parts.append(count * shape[0] / len(weight))
         tries.append({})
         for dtype in (torch.float32, torch.bfloat16):
-            made = tries_of(weight.to(dtype), rows, possible(dtype, LAYOUTS))
-            tries[-1] |= {(dtype, layout): call for layout, call in made.items()}
+            calls = tries_of(weight.to(dtype), rows, possible(dtype, LAYOUTS))
+            tries[-1] |= {(dtype, layout): call for layout, call in calls.items()}
     seconds = {torch.float32: 0.0, torch.bfloat16: 0.0}
     with torch.no_grad():
         for part, times in zip(parts, least_seconds(tries), strict=True):

@@ -12,6 +12,7 @@ For inference :class:`Packed` goes one step further: oneDNN lays a weight out fo
 instead of reading it as it is in every step.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -78,14 +79,19 @@ class OneDNNFunction(torch.autograd.Function):
         )
 
 
-def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Like ``F.linear`` of ``x`` (..., in), ``weight`` (out, in) and ``bias`` (out,), in value and
-    gradient. Raises ``ValueError`` for what is not float32 on a CPU."""
-    for name, tensor in (("x", x), ("weight", weight)):
+def check_float32(tensors: Mapping[str, Tensor]) -> None:
+    """Raises ``ValueError`` for the first of some tensors that is not float32 on a CPU."""
+    for name, tensor in tensors.items():
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
             raise ValueError(
                 f"{name} is {tensor.dtype} on {tensor.device}: oneDNN is used for float32 on cpu"
             )
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Like ``F.linear`` of ``x`` (..., in), ``weight`` (out, in) and ``bias`` (out,), in value and
+    gradient. Raises ``ValueError`` for what is not float32 on a CPU."""
+    check_float32({"x": x, "weight": weight})
     return OneDNNFunction.apply(x, weight, bias)
 
 
@@ -105,12 +111,7 @@ def use_onednn_(model: nn.Module) -> None:
     if not torch.backends.mkldnn.is_available():
         raise ValueError("this torch was built without oneDNN")
     refuse_quantized(model)
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-            raise ValueError(
-                f"{name} is {parameter.dtype} on {parameter.device}: "
-                "oneDNN is used for float32 on cpu"
-            )
+    check_float32(dict(model.named_parameters()))
     modules: list[Any] = list(model.modules())
     for module in modules:
         if type(module) in (nn.Linear, PackedLinear):
