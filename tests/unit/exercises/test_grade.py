@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -442,6 +443,12 @@ def test_interrupting_leaves_no_table_and_no_child(
     test_no_child_is_left(({}, tmp_path))
 
 
+def alarm_after_a_row(unfinished: Path) -> None:
+    while not (unfinished.is_file() and "\n" in unfinished.read_text()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGALRM)
+
+
 def test_ctrl_c_keeps_the_rows_that_are_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,7 +456,9 @@ def test_ctrl_c_keeps_the_rows_that_are_there(
     (tmp_path / "in" / "a.py").write_text(RIGHT)
     (tmp_path / "in" / "b.py").write_text(HEAD + "    while True:\n        pass\n")
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 3)
+    threading.Thread(
+        target=alarm_after_a_row, args=(tmp_path / "x-unfinished.jsonl",), daemon=True
+    ).start()
     command = ["grade", str(tmp_path / "in"), "--csv", str(tmp_path / "x.csv"), "--quiet"]
     assert main([*command, "--seconds", "60"]) == 130
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
