@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from caches import in_chunks
+from model_families import Dense, enlarge_biases_
 from mutation import Law
 from tiny_models import enlarge_, hf_twin, tiny_deepseek_v3, token_ids
 from torch import Tensor
 
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.models.deepseek_v3 import YaRNScaling
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
@@ -32,19 +32,9 @@ from lm_from_scratch.text import targets
 from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.training.loss import causal_lm_loss
 
-DOUBLE = torch.float64
-
 
 def near(actual: Any, expected: Any, atol: float = 2e-4) -> None:
     torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
-
-
-def exact(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
-
-
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 EPS = 0.05  # large, so that its place shows
@@ -78,13 +68,6 @@ NEW: dict[str, Callable[[], Any]] = {
         first_k_dense_replace=1, rms_norm_eps=EPS, rope_scaling=YaRNScaling(**YARN)
     ),
 }
-
-
-class Dense(GatedMLP):
-    """A gated MLP in the place of gpt-oss's experts."""
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(x), None
 
 
 def twin_of(name: str, model: Any) -> Any:
@@ -125,9 +108,7 @@ def oracle(name: str) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor
     for key, parameter in model.named_parameters():
         if key.endswith("sinks"):
             parameter.data.mul_(8)  # std 1
-    for layer, (key, buffer) in enumerate(model.named_buffers()):
-        if key.endswith("correction_bias"):
-            buffer.copy_(0.3 * noise(len(buffer), seed=layer))
+    enlarge_biases_(model)
     twin = twin_of(name, model)
     with torch.no_grad():
         logits = [twin(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
