@@ -32,7 +32,7 @@ NAMES = {a: b for pair in TWINS for a, b in (pair, pair[::-1])}
 def mutants(code: str) -> Iterator[tuple[str, str]]:
     """Every changed program, with what was changed: "statement: old => new"."""
     tree = ast.parse(code)
-    seen: dict[str, int] = {}
+    labels: dict[str, int] = {}
     nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.expr, ast.stmt))]
     owner = _owners(tree)
     for index, node in enumerate(nodes):
@@ -44,9 +44,9 @@ def mutants(code: str) -> Iterator[tuple[str, str]]:
             changed = ast.fix_missing_locations(_Replace(twin, new).visit(copied))
             head = ast.unparse(owner[index]).partition("\n")[0]
             label = f"{head}: {_short(node)} => {_short(new)}"
-            seen[label] = seen.get(label, 0) + 1
-            if seen[label] > 1:
-                label += f" ({seen[label]})"
+            labels[label] = labels.get(label, 0) + 1
+            if labels[label] > 1:
+                label += f" ({labels[label]})"
             yield label, ast.unparse(changed)
 
 
@@ -121,8 +121,8 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
                 args = [*node.args[:place], *pair[::-1], *node.args[place + 2 :]]
                 yield ast.Call(node.func, args, node.keywords)
         for left_out in node.keywords:
-            kept = [keyword for keyword in node.keywords if keyword is not left_out]
-            yield ast.Call(node.func, node.args, kept)
+            keywords = [keyword for keyword in node.keywords if keyword is not left_out]
+            yield ast.Call(node.func, node.args, keywords)
     elif isinstance(node, ast.Slice):
         if node.lower:
             yield ast.Slice(None, node.upper, node.step)

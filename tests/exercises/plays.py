@@ -33,8 +33,8 @@ def measured(name: str) -> dict[str, Any]:
     """What one part shows. Raises ``AssertionError`` for a right answer that does another thing."""
     wanted, place = exercise(name), playing.place_of(name)
     for label, function in right_answers(wanted).items():
-        found = playing.alone(name, function)
-        assert found.whole, f"{name}, a right answer ({label}): {found}"
+        result = playing.alone(name, function)
+        assert result.whole, f"{name}, a right answer ({label}): {result}"
     return {
         "loop": place.loop,
         "of": len(playing.with_references(place.loop, (name,)).values),
@@ -44,10 +44,10 @@ def measured(name: str) -> dict[str, Any]:
 
 def seen(name: str, function: Any) -> int | str:
     """Where a wrong answer shows."""
-    found = playing.alone(name, function)
-    if found.error:
-        return found.error
-    return HIDDEN if found.whole else found.same + 1
+    result = playing.alone(name, function)
+    if result.error:
+        return result.error
+    return HIDDEN if result.whole else result.same + 1
 
 
 def stored() -> dict[str, dict[str, Any]]:
@@ -56,8 +56,8 @@ def stored() -> dict[str, dict[str, Any]]:
     return {name: known[name] for name in parts() if name in known}
 
 
-def store(name: str, found: dict[str, Any]) -> None:
-    known = stored() | {name: found}
+def store(name: str, result: dict[str, Any]) -> None:
+    known = stored() | {name: result}
     text = json.dumps({n: known[n] for n in parts() if n in known}, indent=1, ensure_ascii=False)
     PATH.write_text(text + "\n", encoding="utf-8")
 
@@ -67,9 +67,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all that have a part")
     for name in parser.parse_args().names or parts():
         start = time.perf_counter()
-        found = measured(name)
-        store(name, found)
-        wrong = [*found["wrong"].values()]
+        result = measured(name)
+        store(name, result)
+        wrong = [*result["wrong"].values()]
         hidden, raised = wrong.count(HIDDEN), sum(isinstance(w, str) for w in wrong)
         print(
             f"{name}: of {len(wrong)} wrong answers {len(wrong) - hidden} show, "

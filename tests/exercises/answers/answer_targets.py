@@ -21,11 +21,11 @@ def by_mask(chats, spans, length):
     """All is marked where it stands, and shifted at the end."""
     labels = torch.full((len(chats), length + 1), IGNORE)
     for row, ids, pairs in zip(labels, chats, spans, strict=True):
-        kept = torch.tensor(ids[:length])
-        counts = torch.zeros(len(kept), dtype=torch.bool)
+        text = torch.tensor(ids[:length])
+        counts = torch.zeros(len(text), dtype=torch.bool)
         for start, end in pairs:
             counts[start : end + 1] = True
-        row[: len(kept)] = kept.masked_fill(~counts, IGNORE)
+        row[: len(text)] = text.masked_fill(~counts, IGNORE)
     return labels[:, 1:].clone()
 
 

@@ -21,9 +21,9 @@ def by_groups(q, k, v):
 def by_torch(q, k, v):
     """The library's kernel with a mask, which is aligned to the end."""
     T, S = q.shape[2], k.shape[2]
-    seen = torch.arange(S) <= torch.arange(S - T, S)[:, None]
+    visible = torch.arange(S) <= torch.arange(S - T, S)[:, None]
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=visible, enable_gqa=q.shape[1] != k.shape[1]
     )
 
 
@@ -51,8 +51,8 @@ def by_hand(q, k, v):
     k, v = (x[:, :, None].expand(B, Hkv, H // Hkv, S, -1).flatten(1, 2) for x in (k, v))
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
     scores = (q.to(wide) / math.sqrt(D)) @ k.to(wide).transpose(-1, -2)
-    seen = torch.ones(S, S).tril()[-T:].bool()
-    scores = scores.masked_fill(~seen, torch.finfo(wide).min)
+    visible = torch.ones(S, S).tril()[-T:].bool()
+    scores = scores.masked_fill(~visible, torch.finfo(wide).min)
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     return (weights @ v.to(wide) / weights.sum(-1, keepdim=True)).to(q.dtype)
 

@@ -14,15 +14,15 @@ def by_sort(scores, log_probs, stop):
     order = totals.reshape(B, -1).argsort(dim=-1, descending=True)
     parents, tokens = torch.div(order, V, rounding_mode="floor"), order.remainder(V)
     ended = torch.full_like(scores, -math.inf)
-    kept = torch.zeros(B, n, dtype=torch.long)
+    places = torch.zeros(B, n, dtype=torch.long)
     for i in range(B):
         for rank in range(n):
             if tokens[i, rank] == stop:
                 beam = parents[i, rank]
                 ended[i, beam] = totals[i, beam, stop]
-        kept[i] = (tokens[i] != stop).nonzero()[:n, 0]
-    best = totals.reshape(B, -1).gather(1, order.gather(1, kept))
-    return best, parents.gather(1, kept), tokens.gather(1, kept), ended
+        places[i] = (tokens[i] != stop).nonzero()[:n, 0]
+    best = totals.reshape(B, -1).gather(1, order.gather(1, places))
+    return best, parents.gather(1, places), tokens.gather(1, places), ended
 
 
 def by_heap(scores, log_probs, stop):
@@ -35,8 +35,8 @@ def by_heap(scores, log_probs, stop):
         first = {t[1]: t[0] for t in heapq.nlargest(n, triples) if t[2] == stop}
         rows.append((*zip(*best), [first.get(b, -math.inf) for b in range(n)]))
     best_scores, parents, tokens, ended = zip(*rows)
-    found = [torch.tensor(part, dtype=scores.dtype) for part in (best_scores, ended)]
-    return found[0], torch.tensor(parents), torch.tensor(tokens), found[1]
+    best_scores, ended = (torch.tensor(x, dtype=scores.dtype) for x in (best_scores, ended))
+    return best_scores, torch.tensor(parents), torch.tensor(tokens), ended
 
 
 def by_beam(scores, log_probs, stop):

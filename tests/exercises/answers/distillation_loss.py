@@ -63,8 +63,6 @@ def by_distribution(student, teacher, targets, temperature=1.0):
 
 
 LAST = "the rows have two dimensions: the last one is 1"
-
-
 RIGHT = [by_library, by_entropy, by_loop, by_distribution]
 
 SURVIVORS = {f"{LOG_Q}: -1 => 1": LAST, f"{LOG_P}: -1 => 1": LAST}

@@ -28,10 +28,10 @@ def by_loop(log_probs, reference, mask, beta=0.1):
     for b in range(log_probs.shape[1]):
         rewards = []
         for a in range(2):
-            said = mask[a, b]
+            answer = mask[a, b]
             with torch.no_grad():
-                old = reference[a, b][said].sum()
-            rewards.append(beta * (log_probs[a, b][said].sum() - old))
+                old = reference[a, b][answer].sum()
+            rewards.append(beta * (log_probs[a, b][answer].sum() - old))
         losses.append(torch.logaddexp(rewards[0], rewards[1]) - rewards[0])
         wins.append(rewards[0] > rewards[1])
     return result(torch.stack(losses), torch.stack(wins))
@@ -58,9 +58,6 @@ def by_binary(log_probs, reference, mask, beta=0.1):
 RIGHT = [
     by_softplus, by_loop, by_entropy, by_binary,
     # the keys in another order
-    {
-        'return {"loss": loss, "gain": math.log(2) - loss.detach(), "wins": wins}': (
-            'return {"wins": wins, "gain": math.log(2) - loss.detach(), "loss": loss}'
-        )
-    },
+    {'return {"loss": loss, "gain": math.log(2) - loss.detach(), "wins": wins}':
+      'return {"wins": wins, "gain": math.log(2) - loss.detach(), "loss": loss}'},
 ]  # fmt: skip

@@ -48,10 +48,8 @@ class Reserved(Reference):
 RIGHT = [
     Buffers, Tokens, Reserved,
     # a triangle for the mask
-    {
-        MASK: "S = self.length + T\n        "
-        "return positions, torch.ones(T, S, dtype=torch.bool).tril(self.length)"
-    },
+    {MASK: "S = self.length + T\n        "
+      "return positions, torch.ones(T, S, dtype=torch.bool).tril(self.length)"},
     # copies of what is held
     {"return keys, values": "return keys.clone(), values.clone()"},
 ]  # fmt: skip

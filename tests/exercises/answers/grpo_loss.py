@@ -23,9 +23,9 @@ def by_numbers(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
                 now = log_probs[p, i, t]
                 ratio = (now - float(old[p, i, t])).exp()
                 stop = ratio > 1 + clip if a > 0 else ratio < 1 - clip
-                kept = ratio.detach().clamp(1 - clip, 1 + clip) if stop else ratio
+                clipped = ratio.detach().clamp(1 - clip, 1 + clip) if stop else ratio
                 behind = float(reference[p, i, t]) - now
-                total = total - kept * a + kl * (behind.exp() - behind - 1)
+                total = total - clipped * a + kl * (behind.exp() - behind - 1)
                 count += 1
                 free = free or bool(a != 0 and not stop)
         teaches.append(free)
@@ -43,12 +43,12 @@ def by_choice(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
     ratio = torch.exp(now - old)
     stopped = ((A > 0) & (ratio > 1 + clip)) | ((A < 0) & (ratio < 1 - clip))
     limit = 1 + clip * A.sign()
-    kept = torch.where(stopped, limit, ratio)
+    clipped = torch.where(stopped, limit, ratio)
     penalty = torch.expm1(base - now) - (base - now)
     busy = group[(A != 0) & ~stopped]
     teaches = torch.zeros(len(mask), dtype=torch.bool)
     teaches[busy] = True
-    return {"loss": (kl * penalty - kept * A).mean(), "teaches": teaches}
+    return {"loss": (kl * penalty - clipped * A).mean(), "teaches": teaches}
 
 
 def by_maximum(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
@@ -87,11 +87,7 @@ def by_gradient(log_probs, old, reference, rewards, mask, clip=0.2, kl=0.04):
 
 
 OUTSIDE = "outside the answers nothing counts, whatever stands there"
-
-
 BORDER = "no ratio lies on the border"
-
-
 RIGHT = [by_numbers, by_choice, by_maximum, by_gradient]
 
 SURVIVORS = {

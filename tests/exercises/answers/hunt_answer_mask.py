@@ -21,7 +21,7 @@ def by_labels(chats):
     T = max(map(len, chats))
     rows = []
     for ids in chats:
-        labels = [token if said else IGNORE for token, said in zip(ids, answers(ids), strict=True)]
+        labels = [i if learned else IGNORE for i, learned in zip(ids, answers(ids), strict=True)]
         rows.append(labels[1:] + [IGNORE] * (T + 1 - len(ids)))
     return {"input_ids": filled(chats), "targets": torch.tensor(rows)}
 
@@ -34,8 +34,8 @@ def by_turns(chats):
         starts = [i for i, token in enumerate(given) if token == START]
         for start, following in zip(starts, [*starts[1:], len(given)], strict=True):
             if given[start + 1 : start + 2] == [ASSISTANT]:
-                said = given[start + 2 : following]
-                row[start + 1 : start + 1 + len(said)] = torch.tensor(said, dtype=torch.long)
+                words = given[start + 2 : following]
+                row[start + 1 : start + 1 + len(words)] = torch.tensor(words, dtype=torch.long)
     return {"input_ids": ids, "targets": targets}
 
 
@@ -47,8 +47,8 @@ def by_last_start(chats):
     real = places < torch.tensor([len(chat) for chat in chats])[:, None]
     start = torch.where(ids == START, places, -1).cummax(1).values
     role = ids.gather(1, (start + 1).clamp(max=T - 1))
-    said = real & (start >= 0) & (role == ASSISTANT) & (places > start + 1)
-    labels = torch.where(said, ids, IGNORE)
+    learned = real & (start >= 0) & (role == ASSISTANT) & (places > start + 1)
+    labels = torch.where(learned, ids, IGNORE)
     edge = torch.full((len(ids), 1), IGNORE)
     return {"targets": torch.cat([labels[:, 1:], edge], dim=1), "input_ids": ids}
 

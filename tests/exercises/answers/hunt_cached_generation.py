@@ -9,18 +9,18 @@ from lm_from_scratch.exercises.catalogue.hunt_cached_generation.checks import MA
 def by_torch(model, prompt, n, chunk):
     """The library's attention, with an explicit mask."""
     keys = values = torch.empty(len(prompt), 0, model.tokens.shape[1], dtype=torch.float64)
-    new, found = prompt[:, :chunk], []
+    new, logits = prompt[:, :chunk], []
     while True:
         positions = torch.arange(keys.shape[1], keys.shape[1] + new.shape[1])
         x = model.embed(new, positions)
         q, k, v = model.qkv(x)
         keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
         mask = torch.arange(keys.shape[1]) <= positions[:, None]
-        found.append(model.logits(x + F.scaled_dot_product_attention(q, keys, values, mask)))
+        logits.append(model.logits(x + F.scaled_dot_product_attention(q, keys, values, mask)))
         end = keys.shape[1]
         if end == prompt.shape[1] + n - 1:
-            return torch.cat(found, dim=1)
-        last = found[-1][:, -1:].argmax(-1)
+            return torch.cat(logits, dim=1)
+        last = logits[-1][:, -1:].argmax(-1)
         new = prompt[:, end : end + chunk] if end < prompt.shape[1] else last
 
 
@@ -46,24 +46,17 @@ def by_token(model, prompt, n, chunk):
 
 
 TRIANGLE = "torch.ones(k.shape[1], k.shape[1], dtype=torch.bool)"
-
-
 SCORES = "q @ k.mT / math.sqrt(q.shape[-1])"
-
 
 RIGHT = [
     by_torch, by_token,
     # a triangle that begins later
-    {
-        f"{TRIANGLE}.tril()": "torch.ones(new.shape[1], k.shape[1]).bool().tril(past)",
-        MASK: "~triangle",
-    },
+    {f"{TRIANGLE}.tril()": "torch.ones(new.shape[1], k.shape[1]).bool().tril(past)",
+     MASK: "~triangle"},
     # minus infinity is added, and the queries are scaled
-    {
-        SCORES: "(q / math.sqrt(q.shape[-1])) @ k.mT",
-        f"scores.masked_fill({MASK}, -math.inf)": "scores + torch.full_like(scores[0], "
-        "-math.inf).triu(past + 1)",
-    },
+    {SCORES: "(q / math.sqrt(q.shape[-1])) @ k.mT",
+     f"scores.masked_fill({MASK}, -math.inf)": "scores + torch.full_like(scores[0], "
+      "-math.inf).triu(past + 1)"},
 ]  # fmt: skip
 
 NEXT, RESULT = "logits[-1][:, -1:].argmax(-1)", "return torch.cat(logits, dim=1)"

@@ -17,9 +17,9 @@ def token_by_token(logits, bias, k, n_group, top_group, scale):
         doors = sorted(range(n_group), key=lambda n: worth[n])[-top_group:]
         inside = [e for e in range(E) if e // size in doors]
         chosen = sorted(inside, key=lambda e: total[e])[-k:]
-        kept = torch.zeros(E, dtype=logits.dtype)
-        kept[chosen] = 1.0
-        rows.append(scale * score * kept / (score * kept).sum())
+        selected = torch.zeros(E, dtype=logits.dtype)
+        selected[chosen] = 1.0
+        rows.append(scale * score * selected / (score * selected).sum())
     return torch.stack(rows)
 
 
@@ -30,8 +30,8 @@ def by_border(logits, bias, k, n_group, top_group, scale):
     worth = sums.sort(-1).values[..., -2:].sum(-1)
     border = worth.sort(-1).values[:, -top_group, None]
     sums = torch.where((worth >= border)[..., None], sums, -torch.inf).view_as(logits)
-    kept = sums >= sums.sort(-1).values[:, -k, None]
-    scores = torch.where(kept, scores, 0.0)
+    selected = sums >= sums.sort(-1).values[:, -k, None]
+    scores = torch.where(selected, scores, 0.0)
     return scores / scores.sum(-1, keepdim=True) * scale
 
 

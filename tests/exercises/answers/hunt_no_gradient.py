@@ -45,9 +45,9 @@ def by_weight(model, ids, noted, advantages, mask, clip=0.2):
     now = picked(model, ids)
     total = now.flatten()[:0].sum()
     n = int(mask.sum())
-    for row, old, a, said in zip(now, noted.detach(), advantages.detach(), mask, strict=True):
-        if said.any():
-            ratio = (row[said] - old[said]).exp()
+    for row, old, a, answer in zip(now, noted.detach(), advantages.detach(), mask, strict=True):
+        if answer.any():
+            ratio = (row[answer] - old[answer]).exp()
             total = total - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a).sum() / n
     return total
 

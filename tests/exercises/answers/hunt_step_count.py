@@ -14,14 +14,14 @@ def by_torch(params, grads, state, lr, betas, eps, weight_decay):  # fmt: skip
         raise ValueError("sparse")
     for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
         if i not in state:
-            alone = nn.Parameter(p.clone())
+            single = nn.Parameter(p.clone())
             options: dict[str, Any] = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-            state[i] = alone, torch.optim.AdamW([alone], **options)
-        alone, optimizer = state[i]
-        alone.data.copy_(p)
-        alone.grad = None if grad is None else grad.clone()
+            state[i] = single, torch.optim.AdamW([single], **options)
+        single, optimizer = state[i]
+        single.data.copy_(p)
+        single.grad = None if grad is None else grad.clone()
         optimizer.step()
-        p.copy_(alone.detach())
+        p.copy_(single.detach())
 
 
 def by_all_gradients(params, grads, state, lr, betas, eps, weight_decay):  # fmt: skip
@@ -32,10 +32,10 @@ def by_all_gradients(params, grads, state, lr, betas, eps, weight_decay):  # fmt
     for i, grad in enumerate(grads):
         if grad is None:
             continue
-        seen = state.setdefault(i, [])
-        seen.append(grad.double())
-        past = torch.stack(seen).flatten(1)  # (t, numbers)
-        age = torch.arange(len(seen) - 1, -1, -1, dtype=torch.float64)
+        past_grads = state.setdefault(i, [])
+        past_grads.append(grad.double())
+        past = torch.stack(past_grads).flatten(1)  # (t, numbers)
+        age = torch.arange(len(past_grads) - 1, -1, -1, dtype=torch.float64)
         weights = [beta**age / (beta**age).sum() for beta in betas]
         direction = (weights[0] @ past) / ((weights[1] @ past**2).sqrt() + eps)
         p = params[i]

@@ -55,7 +55,6 @@ BY_DEEP_COPY = """\
         model.load_state_dict(deepcopy(state), assign=True)
 """
 
-
 RIGHT = [
     by_data, by_swaps, by_conversion, half_loaded_before_the_error,
     # a deep copy, and the flag by a patch

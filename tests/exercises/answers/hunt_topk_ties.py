@@ -51,11 +51,7 @@ def by_turns(scores, query_positions, key_positions, k):
 
 
 LAST_IS_1 = "scores have two dimensions: the last one is 1"
-
-
 BEST = "best = ordered.sort(dim=-1, descending=True, stable=True).indices[:, :k]"
-
-
 RIGHT = [by_sorted, by_counting, by_border, by_turns]
 
 SURVIVORS = {

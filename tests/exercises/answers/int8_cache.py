@@ -42,7 +42,7 @@ class ByLoop:
 
     def encode(self, x):
         size = min(self.group, x.size(-1))
-        found: list[list[Tensor]] = [[], [], []]
+        columns: list[list[Tensor]] = [[], [], []]
         if x.size(-1) % size != 0:
             raise ValueError(size)
         for part in x.split(size, dim=-1):
@@ -51,10 +51,10 @@ class ByLoop:
             step = ((fine.max(-1, keepdim=True).values - low) / 255).to(x.dtype)
             inverse = (1 / step.to(fine.dtype)).nan_to_num(posinf=0.0)
             codes = torch.floor((fine - low) * inverse + 0.5)
-            found[0].append(codes.clamp(0, 255).to(torch.uint8))
-            found[1].append(low.to(x.dtype))
-            found[2].append(step)
-        return [torch.stack(parts, -2) for parts in found]
+            columns[0].append(codes.clamp(0, 255).to(torch.uint8))
+            columns[1].append(low.to(x.dtype))
+            columns[2].append(step)
+        return [torch.stack(parts, -2) for parts in columns]
 
     def decode(self, parts):
         codes, low, step = parts
@@ -66,16 +66,11 @@ class ByLoop:
 RIGHT = [
     Nearest, ByLoop,
     # equal numbers as a case of their own
-    {
-        CODES: "((fine - low) / step.masked_fill(step == 0, torch.inf)).add(0.5).floor()"
-        ".minimum(torch.tensor(255.0))",
-        GUARD: "",
-    },
+    {CODES: "((fine - low) / step.masked_fill(step == 0, torch.inf)).add(0.5).floor()"
+      ".minimum(torch.tensor(255.0))", GUARD: ""},
     # float64 inside
-    {
-        FINE: "fine = x.double()",
-        "fine = torch.promote_types(low.dtype, torch.float32)": "fine = torch.float64",
-    },
+    {FINE: "fine = x.double()",
+     "fine = torch.promote_types(low.dtype, torch.float32)": "fine = torch.float64"},
 ]  # fmt: skip
 
 STEP = "((high - low) / 255).to(x.dtype)"

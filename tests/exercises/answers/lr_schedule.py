@@ -23,12 +23,12 @@ def table(steps, lr, min_lr, warmup):
     if warmup:
         rise = LambdaLR(optimizer, lambda t: t / warmup)
         scheduler = SequentialLR(optimizer, [rise, cosine], milestones=[warmup])
-    found = []
+    rates = []
     for _ in range(steps + 1):
-        found.append(float(optimizer.param_groups[0]["lr"]))
+        rates.append(float(optimizer.param_groups[0]["lr"]))
         optimizer.step()
         scheduler.step()
-    return found
+    return rates
 
 
 def by_torch(step, steps, lr, min_lr=0.0, warmup=0):

@@ -39,12 +39,15 @@ def in_float32(weight, sizes, bound):
 
 def by_the_package(weight, sizes, bound):
     """The weight of the package, and bytes from its parts."""
-    found = {}
+    prices = {}
     for size in sizes:
         if error(weight, size) <= bound:
             parts = Int8Weight.quantize(weight, size).parts().values()
-            found[sum(part.nbytes for part in parts)] = size
-    return (found[min(found)], min(found), error(weight, found[min(found)])) if found else None
+            prices[sum(part.nbytes for part in parts)] = size
+    if not prices:
+        return None
+    price, size = min(prices.items())
+    return size, price, error(weight, size)
 
 
 def by_remainder(weight, sizes, bound):

@@ -17,11 +17,11 @@ def by_loop(losses, texts):
 def by_log2(losses, texts):
     """Nats times log2(e)."""
     size = len(b"".join(t.encode() for t in texts))
-    found = []
+    rates = []
     for place, (name, tensors) in enumerate(losses.items()):
         nats = sum(t.to(torch.float64).sum() for t in tensors)
-        found.append((float(nats) * math.log2(math.e) / size, place, name))
-    rate, _, name = min(one for one in found if one[0] == one[0])
+        rates.append((float(nats) * math.log2(math.e) / size, place, name))
+    rate, _, name = min(one for one in rates if one[0] == one[0])
     return name, rate
 
 

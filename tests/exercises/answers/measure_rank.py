@@ -70,9 +70,7 @@ def by_meta(shapes, budget, number=4):
 RIGHT = [
     by_bisection, by_growth, by_meta,
     # part by part
-    {
-        NUMBERS: "sum(side * sorted([short, rank])[0] for side in (short, long, long))"
-    },
+    {NUMBERS: "sum(side * sorted([short, rank])[0] for side in (short, long, long))"},
 ]  # fmt: skip
 
 SURVIVORS = {

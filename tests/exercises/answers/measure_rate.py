@@ -5,19 +5,19 @@ import torch
 
 def by_companion(H, rates, momentum=0.0, decay=0.0):
     """A step is a matrix of 2 x 2 for each direction: it grows if an eigenvalue is above 1."""
-    found = []
+    verdicts = []
     for rate in rates:
         largest = 0.0
         for h in (torch.linalg.eigvalsh(H) + decay).tolist():
             step = torch.tensor([[1 - rate * h, -rate * momentum], [h, momentum]])
             largest = max(largest, float(torch.linalg.eigvals(step).abs().max()))
-        found.append(largest > 1 + 1e-3)
-    return found
+        verdicts.append(largest > 1 + 1e-3)
+    return verdicts
 
 
 def by_torch(H, rates, momentum=0.0, decay=0.0):
     """The optimizer itself, until it is far away."""
-    found = []
+    verdicts = []
     for rate in rates:
         x = torch.ones(len(H), dtype=torch.float64).cumsum(0).sqrt().requires_grad_()
         optimizer = torch.optim.SGD([x], lr=rate, momentum=momentum, weight_decay=decay)
@@ -27,13 +27,13 @@ def by_torch(H, rates, momentum=0.0, decay=0.0):
             optimizer.step()
             if not x.norm() < 1e3 * start:
                 break
-        found.append(not bool(x.norm() < 1e3 * start))
-    return found
+        verdicts.append(not bool(x.norm() < 1e3 * start))
+    return verdicts
 
 
 def by_one_matrix(H, rates, momentum=0.0, decay=0.0):
     """One step of x and v as one matrix, squared ten times."""
-    n, found = len(H), []
+    n, verdicts = len(H), []
     eye = torch.eye(n, dtype=torch.float64)
     A = H + decay * eye
     for rate in rates:
@@ -45,8 +45,8 @@ def by_one_matrix(H, rates, momentum=0.0, decay=0.0):
         )
         for _ in range(9):
             step = step @ step
-        found.append(not bool(step.norm() < 1e5))
-    return found
+        verdicts.append(not bool(step.norm() < 1e5))
+    return verdicts
 
 
 def by_rayleigh(H, rates, momentum=0.0, decay=0.0):

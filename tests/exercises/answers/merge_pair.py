@@ -9,13 +9,13 @@ import torch
 def by_text(words, counts, new_id):
     """The words as text: str.replace goes from left to right, too."""
     text = ["".join(map(chr, word)) for word in words]
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for word, count in zip(text, counts):
         for i in range(len(word) - 1):
-            found[word[i : i + 2]] = found.get(word[i : i + 2], 0) + count
-    if not found:
+            totals[word[i : i + 2]] = totals.get(word[i : i + 2], 0) + count
+    if not totals:
         return None, [list(word) for word in words]
-    best = sorted(found, key=lambda pair: (-found[pair], pair))[0]
+    best = sorted(totals, key=lambda pair: (-totals[pair], pair))[0]
     merged = [[ord(letter) for letter in word.replace(best, chr(new_id))] for word in text]
     return (ord(best[0]), ord(best[1])), merged
 
@@ -44,17 +44,17 @@ def by_slices(words, counts, new_id):
 def by_index(words, counts, new_id):
     """An index that goes on by one or two. Every word is repeated for counting."""
     repeated = [word for word, n in zip(words, counts) for _ in range(n)]
-    seen = [pair for word in repeated for pair in pairwise(word)]
-    if not seen:
+    every = [pair for word in repeated for pair in pairwise(word)]
+    if not every:
         return None, [word[:] for word in words]
-    best = max(set(seen), key=lambda pair: (seen.count(pair), -pair[0], -pair[1]))
+    best = max(set(every), key=lambda pair: (every.count(pair), -pair[0], -pair[1]))
     merged = []
     for word in words:
         new, i = [], 0
         while i < len(word):
-            found = tuple(word[i : i + 2]) == best
-            new.append(new_id if found else word[i])
-            i += 1 + found
+            hit = tuple(word[i : i + 2]) == best
+            new.append(new_id if hit else word[i])
+            i += 1 + hit
         merged.append(new)
     return best, merged
 

@@ -15,7 +15,6 @@ FILLED = """\
         return Int8Tensor(codes.copy_(other.codes), scale.copy_(other.scale))
 """
 
-
 IN_PLACE = """\
         if assign:
             return other.detach() if isinstance(other, Coded) else Int8Tensor.quantize(other)
@@ -28,7 +27,6 @@ IN_PLACE = """\
             mine.copy_(theirs)
         return param.detach()
 """
-
 
 TABLE = """\
         into, out = isinstance(param, Int8Tensor), isinstance(other, Int8Tensor)
@@ -44,7 +42,6 @@ TABLE = """\
         return rows[into, out, assign]()
 """
 
-
 DEEP = """\
         import copy
 
@@ -59,7 +56,6 @@ DEEP = """\
             return Int8Tensor(other.codes, other.scale.to(dtype))
         return other.dequantize().to(dtype)
 """
-
 
 RIGHT = [
     # new tensors, filled by copy_

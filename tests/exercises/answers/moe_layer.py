@@ -13,12 +13,12 @@ def by_expert(x, router, gate_up, down, k, normalize):
         p = p / p.sum(1, keepdim=True)
     order = best.flatten().argsort(stable=True)
     counts = torch.bincount(best.flatten(), minlength=E).tolist()
-    said = [
+    outputs = [
         (F.silu(rows @ gate_up[e].chunk(2)[0].T) * (rows @ gate_up[e].chunk(2)[1].T)) @ down[e].T
         for e, rows in enumerate(x[order // k].split(counts))
         if len(rows)
     ]
-    return p, best, order, torch.cat(said)
+    return p, best, order, torch.cat(outputs)
 
 
 def gathered(x, router, gate_up, down, k, normalize):
@@ -47,9 +47,9 @@ def token_by_token(x, router, gate_up, down, k, normalize):
 
 def sorted_by_expert(x, router, gate_up, down, k, normalize):
     """All visits in the order of their experts, and back."""
-    weights, best, order, said = by_expert(x, router, gate_up, down, k, normalize)
+    weights, best, order, outputs = by_expert(x, router, gate_up, down, k, normalize)
     back = torch.empty_like(order).scatter(0, order, torch.arange(len(order)))
-    return (said[back].unflatten(0, best.shape) * weights[..., None]).sum(1)
+    return (outputs[back].unflatten(0, best.shape) * weights[..., None]).sum(1)
 
 
 def by_double(x, router, gate_up, down, k, normalize):

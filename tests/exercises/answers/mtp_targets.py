@@ -8,7 +8,7 @@ NONE = -100
 def by_definition(idx, positions, n_depth):
     """Documents as lists of columns."""
     B, T = idx.shape
-    found = torch.full((n_depth, B, T), NONE)
+    targets = torch.full((n_depth, B, T), NONE)
     for b in range(B):
         documents: list[list[int]] = []
         for t in range(T):
@@ -19,8 +19,8 @@ def by_definition(idx, positions, n_depth):
         for columns in documents:
             for d in range(n_depth):
                 for here, ahead in zip(columns, columns[d + 1 :], strict=False):
-                    found[d, b, here] = idx[b, ahead]
-    return found
+                    targets[d, b, here] = idx[b, ahead]
+    return targets
 
 
 def by_numbers(idx, positions, n_depth):

@@ -13,7 +13,6 @@ BODY = """\
     tl.store(out + row * out_stride + column, p, mask=inside)
 """
 
-
 ONLINE = """\
     x += tl.program_id(0) * x_stride
     out += tl.program_id(0) * out_stride
@@ -30,24 +29,17 @@ ONLINE = """\
     tl.store(out + column, tl.exp(value - top) / total, mask=column < width)
 """
 
-
 RIGHT = [
     # powers of 2, of the number times log2(e)
-    {
-        E: "e = tl.exp2((value - tl.max(value, axis=0)) * 1.4426950408889634)"
-    },
+    {E: "e = tl.exp2((value - tl.max(value, axis=0)) * 1.4426950408889634)"},
     # the logarithm of the sum is subtracted
-    {
-        P: "p = tl.exp(value - tl.max(value, axis=0) - tl.log(tl.sum(e, axis=0)))"
-    },
+    {P: "p = tl.exp(value - tl.max(value, axis=0) - tl.log(tl.sum(e, axis=0)))"},
     # two half blocks with an online sum
     {BODY: ONLINE},
     # masked lanes do not count in the sum
-    {
-        OTHER: "other=0.0",
-        E: "top = tl.max(tl.where(inside, value, -float('inf')), axis=0)\n"
-        "    e = tl.where(inside, tl.exp(value - top), 0.0)",
-    },
+    {OTHER: "other=0.0",
+     E: "top = tl.max(tl.where(inside, value, -float('inf')), axis=0)\n"
+      "    e = tl.where(inside, tl.exp(value - top), 0.0)"},
 ]  # fmt: skip
 
 SURVIVORS = {

@@ -30,17 +30,17 @@ def by_loop(head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=
     per_pair = 2 * math.log(theta) / head_dim
     first = max(math.floor((periods - math.log(beta_fast)) / per_pair), 0)
     last = math.ceil((periods - math.log(beta_slow)) / per_pair)
-    found = []
+    speeds = []
     for i in range(head_dim // 2):
         speed = math.exp(-i * per_pair)
         if i <= first:
-            found.append(speed)
+            speeds.append(speed)
         elif i >= last:
-            found.append(speed / factor)
+            speeds.append(speed / factor)
         else:
             share = (i - first) / (last - first)
-            found.append(speed * (1 - share * (1 - 1 / factor)))
-    return torch.tensor(found), 1 + math.log(factor) / 10
+            speeds.append(speed * (1 - share * (1 - 1 / factor)))
+    return torch.tensor(speeds), 1 + math.log(factor) / 10
 
 
 def by_lerp(head_dim, theta, factor, original_length, beta_fast=32.0, beta_slow=1.0):

@@ -77,8 +77,6 @@ SECOND = "beta2 * exp_avg_sq + (1 - beta2) * grad.square()"
 DIRECTION = "mean / (torch.sqrt(mean_square) + eps)"
 NEW = "(1 - lr * weight_decay) * param - lr * direction"
 START = "beta1, beta2 = betas\n"
-
-
 FIRST_STEP, GRADIENT = "the first step, without decay", "a gradient near 1e-6, eps 1e-6"
 DECAY, DEFAULTS, TWELVE = "decay", "the defaults, in float64", "twelve steps in a row"
 
@@ -145,7 +143,6 @@ WRONG = [
       "return new.to(kind), exp_avg.to(kind), exp_avg_sq.to(kind)"}, DEFAULTS),
 ]  # fmt: skip
 
-
 CASES = (
     Case(FIRST_STEP, first_step,
          "in step 1 the corrected means are the gradient and its square, so that every number "
@@ -168,7 +165,6 @@ CASES = (
     Case(DEFAULTS, default,
          "lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2; float64 stays float64"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="adamw_step", function="adamw_step", page="7_optimizers/1_adamw", minutes=20, difficulty=1,

@@ -167,7 +167,6 @@ WRONG = [
      ANY),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ONE, lambda g: given([chat(g, "ua")]),
          "the target before the first word of the answer is that word; the last target is the "
@@ -194,7 +193,6 @@ CASES = (
          "a chat with an empty list of spans is -100 everywhere",
          teaching="a row without a target"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="answer_targets", function="answer_targets", page="10_after_pretraining/1_instructions",

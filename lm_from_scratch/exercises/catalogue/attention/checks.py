@@ -72,8 +72,6 @@ def transposed(g: Generator) -> Call:
 SCORES = "q.to(work) @ k.to(work).mT / math.sqrt(q.shape[-1])"
 WORK = "torch.float64 if q.dtype == torch.float64 else torch.float32"
 SOFTMAX = "scores.masked_fill(future, -torch.inf).softmax(-1)"
-
-
 CACHE, SQUARE = "4 queries, the last of 7 tokens", "as many queries as keys"
 GROUPS, HALF = "6 query heads share 3 key heads", "float16, products above 65504, and bfloat16"
 
@@ -127,7 +125,6 @@ WRONG = [
      {"weights.to(q.dtype)": "weights.detach().to(q.dtype)"}, "gradients of q, k and v"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(SQUARE, square,
          "scores over the root of D, future keys hidden before the softmax over the keys", points=2,
@@ -156,7 +153,6 @@ CASES = (
     Case("gradients of q, k and v", square, "weights depend on q and k: nothing may be detached",
          gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="attention", function="causal_attention", page="3_attention/1_attention", minutes=30,

@@ -158,8 +158,6 @@ NO_STOP = "totals[:, :, stop] = -math.inf"
 LATE = "ends < nth_best"
 BEST = "best, place = totals.flatten(1).topk(n)"
 RETURN = "return best, place // V, place % V, ended"
-
-
 PLAIN, ONE, PROMPTS = ("two beams, no end", "all of the best continue one beam", "several prompts")
 FIRST, WIDE = "the first step: one beam exists", "more beams than tokens"
 LONG = "long texts, scores near -900"
@@ -232,7 +230,6 @@ WRONG = [
      {RETURN: f"log_probs += scores[:, :, None]\n    {RETURN}"}, PLAIN),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, two_beams,
          "add the score of each beam to its log-probabilities; take one topk over all n V "
@@ -259,7 +256,6 @@ CASES = (
     Case(ALL, all_end, "even if all n best end, n beams go on", use=step),
     Case(LONG, long_texts, "exp(-900) is 0: stay with the logarithms", use=step),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="beam_step", function="beam_step", page="6_generation/1_beam_search", minutes=30,

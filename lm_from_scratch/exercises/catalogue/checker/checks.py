@@ -290,7 +290,6 @@ WRONG = [
      {TOTAL: 'return int(total() == int(target) and rest == ["end"])'}, PLAIN),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, plain, "every expression with the right numbers and the right value is right",
          use=judged, points=2, teaching="what must be accepted"),
@@ -313,7 +312,6 @@ CASES = (
     Case(WORDS, words, "whatever is no expression is wrong, and nothing is raised", use=judged,
          teaching="what an untrained model says"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="checker", function="is_countdown", page="10_after_pretraining/3_rewards", minutes=40,

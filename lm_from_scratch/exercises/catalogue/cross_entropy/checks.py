@@ -113,8 +113,6 @@ FLOAT = "if rows.dtype != torch.float64:\n        rows = rows.float()"
 CHOSEN = "chosen = rows.gather(1, wanted[:, None])[:, 0]"
 ROWS = "rows, wanted = logits[counts], targets[counts]"
 PICKED = "[torch.arange(len(rows)), wanted]"
-
-
 NAN = "its result is NaN, which the report says in words"
 
 IGNORED, PLAIN = "ignored targets", "every target counts"
@@ -193,7 +191,6 @@ WRONG = [
      {"rows.logsumexp(1)": "rows.detach().logsumexp(1)"}, "the gradient of the logits"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, all_count,
          "the log of the sum of exponentials, minus the target's own logit; then the mean",
@@ -226,7 +223,6 @@ CASES = (
     Case("the gradient of the logits", some_ignored,
          "the sum over all tokens depends on every logit: nothing may be detached", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="cross_entropy", function="cross_entropy", page="1_gpt2/4_training", minutes=20,

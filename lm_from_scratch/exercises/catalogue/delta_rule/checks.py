@@ -133,7 +133,6 @@ WRONG = [
      "gradients of all six"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ONE, lambda g: inputs(g, tokens=1, empty=True),
          "an empty state says 0: beta times the outer product of key and value is written",
@@ -157,7 +156,6 @@ CASES = (
          ".view fails on tensors that are not contiguous", teaching="what a model passes"),
     Case("gradients of all six", gated, "nothing may be detached", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="delta_rule", function="delta_rule", page="9_since_qwen2/6_delta_rule", minutes=30,

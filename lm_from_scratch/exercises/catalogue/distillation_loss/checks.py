@@ -199,7 +199,6 @@ WRONG = [
      GRADIENT),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLACE, one_place,
          "the teacher's probabilities weigh the differences of logarithms; sum over the tokens",
@@ -227,7 +226,6 @@ CASES = (
          teaching="the gradient alone, with nothing excluded"),
     Case(FIXED, one_place, "detach the teacher", use=fixed),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="distillation_loss", function="distillation_loss",

@@ -196,7 +196,6 @@ WRONG = [
      {RATIOS: f"log_probs.detach().masked_fill_(~mask, 0.0)\n    {RATIOS}"}, LENGTHS),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PAIR, one_pair,
          "sum the log-probabilities of each answer, subtract those of the reference, times beta",
@@ -224,7 +223,6 @@ CASES = (
          gradient=True),
     Case(FROZEN, one_pair, "detach the reference, and what is only reported", use=frozen, points=2),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="dpo_loss", function="dpo_loss", page="10_after_pretraining/2_preferences", minutes=25,

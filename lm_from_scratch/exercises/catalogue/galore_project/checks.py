@@ -121,8 +121,6 @@ SVD = "torch.linalg.svd(wide(grad), full_matrices=False)"
 LEADING = "U[:, :rank] if self.left else Vh[:rank].mT"
 THERE = "self.basis.mT @ grad if self.left else grad @ self.basis\n"
 BACK = "self.basis @ low if self.left else low @ self.basis.mT"
-
-
 SQUARE, REVERSE = "a square matrix", "reverse_std, a wide matrix with square coordinates"
 WIDE, TALL = "a wide matrix", "a tall matrix"
 REVERSE_TALL = "reverse_std, a tall matrix, a rank above its smaller side"
@@ -204,7 +202,6 @@ WRONG = [
       f"return {THERE}": f"return wide(({THERE[:-1]}).to(given))\n"}, BFLOAT),
 ]  # fmt: skip
 
-
 CASES = (
     Case(TALL, lambda g: used(gradient(g, 9, 5), normal(g, 9, 5), 2),
          "tall (9, 5) and std: a right basis of shape (5, 2), from the rows of Vh, and "
@@ -247,7 +244,6 @@ CASES = (
          "there is no SVD in bfloat16: convert, and keep float32 for basis and coordinates",
          use=there_and_back, tolerance=(1e-4, 1e-5)),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="galore_project", function="GradientProjection", page="7_optimizers/2_galore", minutes=25,

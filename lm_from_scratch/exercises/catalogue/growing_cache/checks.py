@@ -426,7 +426,6 @@ WRONG = [
     ("the graph of every pass is kept", {NEW: "new = [k, v]"}, "no graph is kept"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(KEYS, one_layer,
          "update returns the old pairs and then the new ones, along the token axis, 2", points=2,
@@ -455,7 +454,6 @@ CASES = (
     Case("no graph is kept", two_plain,
          "detach what you keep: a graph would hold every pass in memory", use=without_graph),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="growing_cache", function="GrowingPairs", page="5_caching/1_why_cache", minutes=35,

@@ -242,7 +242,6 @@ WRONG = [
      {"log_probs - reference.detach()": "(log_probs - reference).detach()"}, GRADIENT),
 ]  # fmt: skip
 
-
 CASES = (
     Case(FIRST, first_step,
          "all ratios are 1: the loss is minus the mean of the advantages over the tokens", points=2,
@@ -274,7 +273,6 @@ CASES = (
     Case(FIXED, moved, "detach the old log-probabilities, the reference and the advantages",
          use=fixed, points=2),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="grpo_loss", function="grpo_loss", page="10_after_pretraining/3_rewards", minutes=35,

@@ -173,7 +173,6 @@ WRONG = [
      after(f"for chat in chats:\n        chat += [{END}] * (T - len(chat))"), IDS),
 ]  # fmt: skip
 
-
 CASES = (
     Case(IDS, short, "the ids were right: PAD on the right, and no list of the caller is changed",
          use=ids_only, guard=True),
@@ -202,7 +201,6 @@ CASES = (
     Case(TWO, lambda g: call([[START, ASSISTANT], [START, ASSISTANT, END], [START, USER]]),
          "a chat may have nothing but a role, and nothing but an end after it", use=targets_only),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_answer_mask", function="chat_batch", page="10_after_pretraining/1_instructions",

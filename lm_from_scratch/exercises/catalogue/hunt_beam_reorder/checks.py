@@ -186,7 +186,6 @@ WRONG = [
      {COPY: "torch.index_select(part, 0, rows, out=part)"}, LOST),
 ]  # fmt: skip
 
-
 CASES = (
     Case("every beam is its own parent", lambda g: with_parents(g, [0, 1, 2]),
          "nothing moves, and nothing may be lost", use=moved, guard=True,
@@ -212,7 +211,6 @@ CASES = (
          "two beams with one parent go on with different tokens", use=two_steps,
          teaching="the use in a search: no beam's new token may reach its sister"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_beam_reorder", function="reorder", page="6_generation/1_beam_search", minutes=25,

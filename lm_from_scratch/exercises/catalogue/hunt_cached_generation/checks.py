@@ -170,7 +170,6 @@ WRONG = [
      "two calls"),
 ]  # fmt: skip
 
-
 CASES = (
     Case("a prompt in one piece, no past yet", lambda g: arguments(g, T=5, n=1, chunk=8),
          "without a past the code as found was right: do not change what it did there",
@@ -194,7 +193,6 @@ CASES = (
          "a token sees all tokens before it, however many there are", use=by_round),
     Case("two calls", in_one_piece, "each call begins with an empty cache", use=twice),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_cached_generation", function="write", page="5_caching/1_why_cache", minutes=30,

@@ -134,7 +134,6 @@ WRONG = [
      "scores = logits.sigmoid().detach()"}, "gradients of the logits"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(CHOICE, moved, "gather the weights from the sigmoids, without the bias", points=2,
          teaching="the first mistake, alone: one group"),
@@ -164,7 +163,6 @@ CASES = (
          "with biases of 0 the code as found was right", guard=True,
          teaching="the code as found passes it: this is why a fresh model shows nothing"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_expert_bias", function="expert_weights", page="9_since_qwen2/2_mixture_of_experts",

@@ -179,7 +179,6 @@ WRONG = [
     ("the weights are detached", {"return weights @ v": "return weights.detach() @ v"}, ORDINARY),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ORDINARY, ordinary,
          "scores over the root of D, a softmax over the visible keys, a mean of their values",
@@ -204,7 +203,6 @@ CASES = (
          "what is infinite in float16 alone makes NaN of its gradients, behind results of 0",
          points=1, use=not_numbers),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_mask_fill", function="masked_attention", page="3_attention/2_masks", minutes=25,

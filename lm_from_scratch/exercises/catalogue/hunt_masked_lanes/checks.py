@@ -118,7 +118,6 @@ WRONG = [
     ("only the first row is computed", {"row = tl.program_id(0)": "row = 0"}, BELOW),
 ]  # fmt: skip
 
-
 CASES = (
     Case("rows as long as the block", lambda g: both_signs(g, 3, 16, 16),
          "the largest number of each row, and each number minus that one", use=results, guard=True,
@@ -139,7 +138,6 @@ CASES = (
          "a block has BLOCK lanes, also when it is stored; in the interpreter the next row "
          "repairs what the row before has spoilt, except behind the last", points=3, use=around),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_masked_lanes", function="margins", page="gpu/2_softmax", minutes=20, difficulty=1,

@@ -215,7 +215,6 @@ WRONG = [
      RUBBISH, NAN),
 ]  # fmt: skip
 
-
 CASES = (
     Case(VALUE, first_step, "in the first step all ratios are 1, and the loss as found was right",
          use=value, guard=True, teaching="the code as found passes it: the loss shows nothing"),
@@ -239,7 +238,6 @@ CASES = (
     Case("float64", lambda g: answers(g, steps=1, dtype=torch.float64), "nothing becomes float32",
          use=value, teaching="more digits"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_no_gradient", function="step_loss", page="10_after_pretraining/3_rewards",

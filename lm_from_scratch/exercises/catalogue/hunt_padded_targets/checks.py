@@ -123,7 +123,6 @@ WRONG = [
     ("the list of the caller is filled up", extended, SHORT_IDS),
 ]  # fmt: skip
 
-
 CASES = (
     Case(SHORT_IDS, short,
          "input_ids hold the text and then PAD, never -100; make a new list by +, as += and "
@@ -146,7 +145,6 @@ CASES = (
          "the ids do not say what is padding: only the length of the text does", points=4,
          use=whole),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_padded_targets", function="padded_example", page="1_gpt2/4_training", minutes=15,

@@ -94,8 +94,6 @@ SEEN = "seen = torch"
 TOKENS = ".scatter(1, idx, True)"
 BENT = "torch.where(logits > 0, logits / penalty, logits * penalty)"
 RESULT = "torch.where(seen, penalised, logits)"
-
-
 FIRST = "one row, positive logits"
 FORBIDDEN, TWICE = "a forbidden token", "a token that occurs several times"
 LONG = "70 tokens of a vocabulary of 33000"
@@ -154,7 +152,6 @@ WRONG = [
     ("written into the caller's logits", {BACK: f"return logits.copy_({BACK[7:]})"}, FIRST),
 ]  # fmt: skip
 
-
 CASES = (
     Case(FIRST, lambda g: call(sizes(g, 1, 9), own_tokens(g, 1, 3, 9), 1.3),
          "the logit of a token that has occurred is divided by the penalty; others stay",
@@ -180,7 +177,6 @@ CASES = (
     Case(REWARD, reward, "ask for the sign of the logit, not which of two numbers is smaller"),
     Case(HALF, half, "the result has the dtype of the logits"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_repetition_penalty", function="penalise", page="1_gpt2/5_sampling", minutes=20,

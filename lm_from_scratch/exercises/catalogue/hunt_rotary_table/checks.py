@@ -279,7 +279,6 @@ WRONG = [
      SAVED),
 ]  # fmt: skip
 
-
 CASES = (
     Case("a short text in float32", short_text,
          "this worked before: cosines and sines (B, 1, T, dim/2) of position times speed", use=ask,
@@ -312,7 +311,6 @@ CASES = (
          "a checkpoint from before has no entry for it: a strict load would fail",
          use=what_is_saved, guard=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_rotary_table", function="Rotary", page="2_qwen2/2_rope", minutes=25, difficulty=2,

@@ -97,7 +97,6 @@ WRONG = [
      "gradients of all three"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(SEVERAL, several,
          "the first 2 D numbers are query and gate of head 0, the next 2 D those of head 1",
@@ -124,7 +123,6 @@ CASES = (
          "with one head and open gates the code as found was right", guard=True,
          teaching="the code as found passes it: a test with one head shows nothing"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_split_gate", function="gated_heads", page="9_since_qwen2/4_sinks_and_gates",

@@ -286,7 +286,6 @@ WRONG = [
      "gradients near 1e-6, eps 1e-6"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, all_of_them,
          "this was right before: compare what you changed with the code as found", use=run,
@@ -311,7 +310,6 @@ CASES = (
     Case(AFTERWARDS, five, "a refused call must not leave anything in the state, not even a count",
          points=2, use=went_on),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_step_count", function="update_group", page="7_optimizers/1_adamw", minutes=25,

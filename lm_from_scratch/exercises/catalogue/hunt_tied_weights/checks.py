@@ -269,7 +269,6 @@ WRONG = [
       f"    torch.set_default_dtype(next(iter(state.values())).dtype)\n    {COPIES}"}, GLOBAL),
 ]  # fmt: skip
 
-
 CASES = (
     Case(VALUES, half_and_single,
          "every tensor keeps the dtype that it has in the state dict, and a new Parameter wants a "
@@ -292,7 +291,6 @@ CASES = (
          "a state dict of torch has an attribute _metadata: print it before and after", points=2,
          use=loads_again),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_tied_weights", function="load_in_its_dtype",

@@ -122,7 +122,6 @@ WRONG = [
      LATE),
 ]  # fmt: skip
 
-
 CASES = (
     Case(LATE, late_queries,
          "most scores are 0, and more keys are equal than there are places: the latest win",
@@ -147,7 +146,6 @@ CASES = (
          "without ties, and with enough keys, the code as found was right", guard=True,
          teaching="the code as found passes it: this is why random scores show nothing"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_topk_ties", function="choose_keys", page="9_since_qwen2/7_sparse_attention",

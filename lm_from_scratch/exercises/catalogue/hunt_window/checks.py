@@ -137,7 +137,6 @@ WRONG = [
      {"torch.stack(masks)": "masks[0].expand(n_layers, T, S)"}, KEYS),
 ]  # fmt: skip
 
-
 CASES = (
     Case(KEYS, story, "the first two layers see everything, and the last two see four keys",
          points=2, use=keys_of_the_last_query, teaching="the numbers of the story"),
@@ -162,7 +161,6 @@ CASES = (
          "nothing is too old in it, so every layer sees everything before it", guard=True,
          teaching="the code as found passes it: this is why a short test saw nothing"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="hunt_window", function="layer_masks", page="3_attention/2_masks", minutes=15,

@@ -211,7 +211,6 @@ WRONG = [
      "features that do not fit into groups"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ENCODE, lambda g: call(x=on_rulers(g, 2, 3, 4, 1, 8), group=8),
          "the smallest number has code 0, the largest 255, the others the nearest mark", points=2,
@@ -242,7 +241,6 @@ CASES = (
          lambda g: call(x=on_rulers(g, 1, 2, 3, 1, 10), group=4),
          "10 features are not cut into groups of 4: refuse them", use=refuse),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="int8_cache", function="EightBits", page="5_caching/3_quantized_cache", minutes=30,

@@ -164,7 +164,6 @@ WRONG = [
     ("the codes have the weight's order in memory", {".contiguous()": ""}, PARAMETER),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, ordinary,
          "the largest absolute number of each row gets the code 127 or -127; keepdim=True keeps "
@@ -189,7 +188,6 @@ CASES = (
     Case(PARAMETER, lambda g: call(nn.Parameter(strided(decided(normal(g, 7, 10))))),
          "detach the parameter, and give the codes a row-by-row order", use=of_a_model),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="int8_weight", function="Int8Rows", page="8_quantized_weights/1_int8_int4", minutes=25,

@@ -142,7 +142,6 @@ WRONG = [
      "gradients of all four"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, square,
          "w_k of a head is (Dn, R): q @ w_k is a query for latents; the root is of Dn + Dr",
@@ -169,7 +168,6 @@ CASES = (
          ".view fails on tensors that are not contiguous, .reshape does not"),
     Case("gradients of all four", square, "nothing may be detached", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="latent_attention", function="latent_attention", page="9_since_qwen2/3_latent_attention",

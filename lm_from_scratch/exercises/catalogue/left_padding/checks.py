@@ -80,8 +80,6 @@ def refused(function: Any, attention_mask: Tensor) -> dict[str, Any]:
 POSITIONS = "torch.where(real, real.cumsum(1) - 1, PADDING)"
 CHECK = "attention_mask.dim() != 2 or not (real | (attention_mask == 0)).all()"
 COLUMNS = "torch.arange(real.shape[1])"
-
-
 RESULT = "return positions, real.sum(1)"
 
 LEFT, RIGHT = "padding on the left", "padding on the right"
@@ -159,7 +157,6 @@ WRONG = [
      {CHECK: "attention_mask.dim() != 2 or attention_mask.max() > 1"}, REFUSED),
 ]  # fmt: skip
 
-
 CASES = (
     Case(LEFT, left, "a running count of the ones, minus 1, is the position of each token",
          points=2, use=both, teaching="the plain form, and the first thing to read"),
@@ -181,7 +178,6 @@ CASES = (
     Case(REFUSED, left,
          "raise a ValueError unless there are two axes and every number is 0 or 1", use=refused),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="left_padding", function="padded_positions", page="5_caching/4_padded_batches", minutes=15,

@@ -87,8 +87,6 @@ RISE = "lr * step / warmup"
 PROGRESS = "min((step - warmup) / (steps - warmup), 1.0)"
 COSINE = "0.5 * (1.0 + math.cos(math.pi * progress))"
 RESULT = "min_lr + cosine * (lr - min_lr)"
-
-
 FALL, WARM, MIN = "the cosine after it, down to 0", "the warm-up", "down to min_lr"
 LATER, LONG = "after the last step", "no warm-up, a long run"
 
@@ -139,7 +137,6 @@ WRONG = [
      {"warmup >= steps": "warmup > steps"}, "a warm-up as long as the run"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(WARM, rising, "a straight line from 0: step 1 has lr / warmup, step `warmup` has lr",
          points=2, use=rates),
@@ -157,7 +154,6 @@ CASES = (
     Case("a warm-up as long as the run", too_long, "raise ValueError before any division",
          use=refused),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="lr_schedule", function="learning_rate", page="1_gpt2/4_training", minutes=15,

@@ -173,7 +173,6 @@ WRONG = [
     ("a division by zero where nothing grows", {"if growing == 0:": "if growing < 0:"}, ENDS),
 ]  # fmt: skip
 
-
 CASES = (
     Case(FIRST, full, "a key and a value for each head, in each layer, two bytes a number",
          points=2, teaching="the formula of the lesson"),
@@ -195,7 +194,6 @@ CASES = (
     Case(LARGE, published, "28 layers with 4 heads of width 128, 21 of them with a window of 4096",
          teaching="sizes of a published model, where a factor of two is gigabytes"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="measure_cache", function="longest_text", page="5_caching/2_kinds_of_cache", minutes=20,

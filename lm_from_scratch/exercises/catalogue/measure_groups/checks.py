@@ -157,9 +157,7 @@ WRONG = [
     ("the bytes come first", {"return size, total,": "return total, size,"}, USUAL),
 ]  # fmt: skip
 
-
 CLOSE = (1e-4, 0.0)  # of the error: float32 is enough
-
 
 CASES = (
     Case(USUAL, usual,
@@ -175,7 +173,6 @@ CASES = (
     Case(COLUMNS, columns, "a group is a stretch of a row", tolerance=CLOSE),
     Case(EXACT, exact, "a larger group may lose less: try all sizes", tolerance=(1e-4, 1e-7)),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="measure_groups", function="cheapest_groups", page="8_quantized_weights/1_int8_int4",

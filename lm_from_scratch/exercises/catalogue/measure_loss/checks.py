@@ -171,7 +171,6 @@ WRONG = [
     ("the number alone", {"return best, bits[best]": "return bits[best]"}, ONE),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ONE, one,
          "longer tokens lose more at each of them; what counts is the loss of the whole text",
@@ -190,7 +189,6 @@ CASES = (
     Case(CERTAIN, certain, "0 is a number of bits like others"),
     Case(POOR, poor, "compare the numbers as they are; the best may be bad"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="measure_loss", function="best_model", page="1_gpt2/4_training", minutes=15, difficulty=2,

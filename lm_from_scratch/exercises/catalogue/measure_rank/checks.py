@@ -185,7 +185,6 @@ WRONG = [
     ("rank 1 where nothing fits", {"return 0, 0": "return 1, budget"}, NOTHING),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ONE, one_matrix, "how many numbers are the basis, and how many the two moments?", points=2,
          teaching="one matrix, before sums"),
@@ -202,7 +201,6 @@ CASES = (
     Case(HIGH, high, "any rank up to the smaller side may be the answer"),
     Case(NOTHING, nothing, "vectors and rank 1 are the least there is; else (0, 0)", use=each),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="measure_rank", function="choose_rank", page="7_optimizers/2_galore", minutes=20,

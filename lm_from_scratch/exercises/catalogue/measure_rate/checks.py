@@ -177,7 +177,6 @@ WRONG = [
     ("the rates are sorted first", {"for rate in rates]": "for rate in sorted(rates)]"}, AXES),
 ]  # fmt: skip
 
-
 CASES = (
     Case(AXES, axes,
          "each direction is multiplied by 1 - rate * h in a step: for which h does that grow "
@@ -200,7 +199,6 @@ CASES = (
          "in a flat direction x stays; an eigenvalue of 0 is computed as a number near it",
          use=each),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="measure_rate", function="diverges", page="7_optimizers/1_adamw", minutes=20, difficulty=3,

@@ -120,7 +120,6 @@ WRONG = [
      NONE),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ONE, one_token,
          "the first token comes from one pass over the prompt, with a cache or without", points=2,
@@ -140,7 +139,6 @@ CASES = (
     Case(NONE, lambda g: call(integer(g, 3, 9), 0, **model(g)),
          "nothing is written, so nothing is read"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="measure_saving", function="multiplications", page="5_caching/1_why_cache", minutes=20,

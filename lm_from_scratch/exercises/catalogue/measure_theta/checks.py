@@ -186,7 +186,6 @@ WRONG = [
      {"min(safe, default=None)": "(min(safe, default=None) if slow else theta)"}, ROUND),
 ]  # fmt: skip
 
-
 CASES = (
     Case(USUAL, usual,
          "pair by pair: is it known all round, and if not, how far does it turn in the text?",
@@ -201,7 +200,6 @@ CASES = (
     Case(FIRST, first_pair, "pair 0 turns by one radian per position, whatever theta is", use=each),
     Case(ROUND, all_round, "no pair can come to a new angle: the smallest theta will do"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="measure_theta", function="safe_theta", page="2_qwen2/2_rope", minutes=25, difficulty=2,

@@ -142,7 +142,6 @@ LOST = (
     "                continue\n"
 )
 
-
 PLAIN = "one pair, more frequent than all others"
 WEIGHT, TWICE = "a frequent word weighs more than many rare ones", "several times in one word"
 THREE, OVERLAP = "three equal ids in a row", "pairs that overlap are all counted"
@@ -227,7 +226,6 @@ WRONG = [
      {"    if not pairs:\n        return None, words\n": ""}, NONE),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, plain, "count all pairs of neighbours first, then replace the most frequent one",
          points=2, use=step),
@@ -252,7 +250,6 @@ CASES = (
          teaching="the border alone, without the ties that it upsets elsewhere"),
     Case(NONE, nothing_left, "if all words have one id, the pair is None", use=step),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="merge_pair", function="merge_step", page="1_gpt2/1_tokens", minutes=20, difficulty=1,

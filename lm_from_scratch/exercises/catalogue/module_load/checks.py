@@ -256,7 +256,6 @@ WRONG = [
       f"        {MATRIX}"}, CHECKPOINT),
 ]  # fmt: skip
 
-
 CASES = (
     Case(QUANTIZED, half_single,
          "the module's dtype stays: convert the matrix to param.dtype, then quantise it",
@@ -283,7 +282,6 @@ CASES = (
          "the state dict of the module holds detached tensors of your own class", use=round_trip,
          teaching="a module that cannot load what it has saved is how this was found"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="module_load", function="Int8Tensor", page="8_quantized_weights/5_loading", minutes=30,

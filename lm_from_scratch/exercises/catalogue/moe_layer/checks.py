@@ -144,7 +144,6 @@ WRONG = [
      "gradients of all four"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, two_of_four,
          "softmax, then the k best, then the division by their sum; gate first, then up", points=2,
@@ -166,7 +165,6 @@ CASES = (
     Case(STRIDES, transposed, ".view fails on tensors that are not contiguous, .reshape does not"),
     Case("gradients of all four", two_of_four, "the router learns by the weights", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="moe_layer", function="moe_layer", page="9_since_qwen2/2_mixture_of_experts", minutes=30,

@@ -116,7 +116,6 @@ WRONG = [
      {TAKEN: "idx[:, d + 1 :].masked_fill(~same | (idx[:, d + 1 :] == idx[1, -1]), -100)"}, SAME),
 ]  # fmt: skip
 
-
 CASES = (
     Case(FIRST, next_token, "depth 0 is the next token, and the last column has none", points=2,
          teaching="what every language model is trained on"),
@@ -140,7 +139,6 @@ CASES = (
     Case("a single column", lambda g: given(g, [row(1), row(-1)], 2), "nothing follows",
          teaching="the shortest row"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="mtp_targets", function="mtp_targets", page="9_since_qwen2/8_multi_token_prediction",

@@ -154,7 +154,6 @@ WRONG = [
      {f"X = X / {NORM}.clamp(min=1e-7)": f"X /= {NORM}.clamp(min=1e-7)"}, WIDE),
 ]  # fmt: skip
 
-
 CASES = (
     Case(WIDE, lambda g: call(gradient(g, 4, 9)),
          "divide by the Frobenius norm, then five times a X + (b A + c A A) X with A = X Xᵀ",
@@ -182,7 +181,6 @@ CASES = (
     Case(SINGLE, single, "the dtype of the gradient", tolerance=(1e-3, 1e-3),
          teaching="the usual dtype"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="newton_schulz", function="newton_schulz", page="7_optimizers/6_muon", minutes=20,

@@ -206,7 +206,6 @@ WRONG = [
     ("all scores exist at once", all_scores, "no tensor of all scores"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ONE_TILE, lambda g: inputs(g, 3, 7, 9),
          "with one tile nothing is repaired: scores, maximum, exponentials, a / l",
@@ -238,7 +237,6 @@ CASES = (
          "work on one tile at a time, and keep only m, l and a from one to the next",
          tolerance=(1e-4, 1e-4), use=largest_tensor),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="online_softmax", function="tiled_attention", page="3_attention/1_attention", minutes=35,

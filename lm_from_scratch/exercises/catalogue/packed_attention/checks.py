@@ -219,7 +219,6 @@ WRONG = [
      {"weights, v[c:d]": "weights.detach(), v[c:d]"}, "gradients of q, k and v"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(WHOLE, whole_sequences,
          "take the slice of each sequence and compute ordinary causal attention there", points=2,
@@ -245,7 +244,6 @@ CASES = (
     Case("gradients of q, k and v", shared_heads,
          "nothing may be detached: the weights depend on q and k", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="packed_attention", function="packed_attention", page="3_attention/3_flex_and_packing",

@@ -134,7 +134,6 @@ WRONG = [
      {"x if x.dtype == torch.float64 else x.float()": "x.float()"}, "float64 keeps its digits"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(HALF, half, "R = 4: features 0 and 2 are a pair, 1 and 3 are one, and 4 to 7 stay",
          points=2, teaching="small enough to write down"),
@@ -156,7 +155,6 @@ CASES = (
          teaching="digits alone, at positions below 200"),
     Case(GRADIENTS, half, "what stays has a gradient too", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="partial_rope", function="partial_rope", page="9_since_qwen2/5_positions_today",

@@ -141,7 +141,6 @@ WRONG = [
      {TAKEN: "x.detach()[torch.arange(B), last]"}, "the gradient of the states"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(RIGHT, right,
          "each row has a last column of its own: the largest column whose position is not -1",
@@ -167,7 +166,6 @@ CASES = (
     Case("the gradient of the states", both_sides,
          "only the chosen states get a gradient, and nothing may be detached", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="pooling", function="last_state", page="4_classification/1_sequences", minutes=15,

@@ -239,7 +239,6 @@ WRONG = [
       "        self.positions = tables.setdefault(self.window, new).fill_(-1)"}, MEMORY),
 ]  # fmt: skip
 
-
 CASES = (
     Case(TOKEN, lambda g: call(window=3, text=text(g, 8), sizes=[1] * 8),
          "token 3 goes where token 0 was: slot 3 % 3 = 0", points=2, use=pieces,
@@ -266,7 +265,6 @@ CASES = (
     Case(MEMORY, lambda g: call(window=4, text=text(g, 9), other=text(g, 9)),
          "the ring copies what it keeps, and two rings have buffers of their own", use=own_memory),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="ring_cache", function="RingPairs", page="5_caching/2_kinds_of_cache", minutes=35,

@@ -40,8 +40,6 @@ def double(g: Generator) -> Call:
 SQUARE = "precise.pow(2).mean(-1, keepdim=True)"
 RESULT = "(precise * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight"
 WIDE = "precise = x if x.dtype == torch.float64 else x.float()"
-
-
 PLAIN, EPS, HALF = "shape and values", "eps as given", "float16, large values"
 BFLOAT = "bfloat16, rounded before the weight"
 
@@ -90,7 +88,6 @@ WRONG = [
     ("only for three axes", {"mean(-1,": "mean(2,"}, "one vector, an axis alone"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, shifted,
          "square, then the mean over the last axis with keepdim=True; nothing is subtracted",
@@ -115,7 +112,6 @@ CASES = (
     Case("gradients of x and weight", shifted, "the root depends on x too: nothing may be detached",
          gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="rms_norm", function="rms_norm", page="2_qwen2/1_rms_norm", minutes=15, difficulty=1,

@@ -64,8 +64,6 @@ HALVES = "wide[..., :half], wide[..., half:]"
 TURNED = "torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)"
 SPEEDS = "1.0 / theta ** (i / half)"
 WIDE = "wide = x if x.dtype == torch.float64 else x.float()"
-
-
 IN_ORDER, ROWS = "positions 0, 1, 2, ...", "other positions in each row, in any order"
 BFLOAT, DOUBLE = "bfloat16, positions above 256", "float64 keeps its digits"
 MILLION = "positions up to a million"
@@ -140,7 +138,6 @@ WRONG = [
      "heads and tokens transposed in memory"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(IN_ORDER, in_order,
          "position 0 changes nothing; at position 1 the first pair, features 0 and D/2, turns by "
@@ -164,7 +161,6 @@ CASES = (
     Case("the gradient of x", in_order, "x must stay in the graph: nothing may be detached",
          gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="rope", function="rope", page="2_qwen2/2_rope", minutes=25, difficulty=2,

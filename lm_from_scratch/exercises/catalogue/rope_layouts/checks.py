@@ -62,8 +62,6 @@ def shared_keys(g: Generator) -> Call:
 
 SIZES, MOVED = "(n_head, 2, -1)", "heads.transpose(1, 2).flatten(0, 2)"
 CHECK = "if n_head < 1 or rows % (2 * n_head) != 0:"
-
-
 ONE, BIAS, WEIGHT = "one head, in bfloat16", "a bias of numbered rows", "a weight of numbered rows"
 SCORES, SIZE = "attention scores, fewer key heads", "what is no head of whole pairs"
 
@@ -114,7 +112,6 @@ WRONG = [
     ("written into the weight itself", {MOVED: f"weight.copy_({MOVED})"}, BIAS),
 ]  # fmt: skip
 
-
 CASES = (
     Case(BIAS, lambda g: call(torch.arange(12.0) + 100 * integers(g, 0, 5, 1), 2),
          "a bias has one axis. With 2 heads of 6, the rows of the first are 0, 3, 1, 4, 2, 5",
@@ -135,7 +132,6 @@ CASES = (
     Case("the gradient of the weight", lambda g: call(normal(g, 18, 4), 3),
          "moved rows stay in the graph: no detach, no .data", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="rope_layouts", function="interleave", page="2_qwen2/2_rope", minutes=20, difficulty=2,

@@ -68,8 +68,6 @@ CLAMP = "    variance = torch.clamp(variance, min=0.0)\n"
 VARIANCE = "exp_avg_sq / corrections[1] - mean.square()"
 RESULT = "project(variance, *squares) + mean.square()"
 RETURN = "return mean * corrections[0], mean_square * corrections[1]"
-
-
 RIGHT, SQUARES = "a right basis", "the second moment of a mean of 0, on the right"
 BOTH, CORRECTED, BELOW = "both bases, in float64", "corrected moments, step 5", "a variance below 0"
 
@@ -116,7 +114,6 @@ WRONG = [
       RESULT: f"({RESULT}).float().to(variance.dtype)"}, BOTH),
 ]  # fmt: skip
 
-
 CASES = (
     Case(SQUARES, no_mean,
          "with a mean of 0 only variances are left: they add up with the squares of the turn",
@@ -137,7 +134,6 @@ CASES = (
     Case(CORRECTED, fifth_step, "divide by the corrections before the formula, multiply after it"),
     Case(BELOW, below_zero, "v - m * m may be negative: make it 0 before it is turned"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="rotate_moments", function="rotate_moments", page="7_optimizers/2_galore", minutes=25,

@@ -132,7 +132,6 @@ WRONG = [
     ("the sinks learn nothing", {"sinks.view": "sinks.detach().view"}, "gradients of all four"),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ZEROS, zeros,
          "e^0 = 1: the first query gives its key 1/2, the last gives each of five keys 1/6",
@@ -164,7 +163,6 @@ CASES = (
          teaching="what a model passes"),
     Case("gradients of all four", different, "nothing may be detached", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="sink_attention", function="sink_attention", page="9_since_qwen2/4_sinks_and_gates",

@@ -152,7 +152,6 @@ WRONG = [
      {"p, mask": "p.to(x.dtype.element_ty), mask"}, HALF),
 ]  # fmt: skip
 
-
 CASES = (
     Case(FULL, lambda g: call(x=normal(g, 2, 16, scale=2), x_stride=16, out_stride=16, BLOCK=16),
          "one program, one row: the exponentials of the row over their sum", use=rows_of_out,
@@ -178,7 +177,6 @@ CASES = (
          "nothing between load and store is rounded to float16, and the store converts to the "
          "dtype of out by itself", use=rows_of_out),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="softmax_kernel", function="softmax_kernel", page="gpu/2_softmax", minutes=35,

@@ -200,7 +200,6 @@ WRONG = [
      {"real = draft >= 0": "real = draft >= 0\n    draft[:, 0]"}, NONE),
 ]  # fmt: skip
 
-
 CASES = (
     Case(ONE, one_draft,
          "u[:, 1] judges the draft, u[:, 0] draws the token; after a rejection it is drawn from "
@@ -225,7 +224,6 @@ CASES = (
          use=judged),
     Case(ROUNDING, nothing_left, "if all weights are 0, take those of p", use=judged),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="speculative", function="accept_drafts", page="6_generation/2_speculative_decoding",

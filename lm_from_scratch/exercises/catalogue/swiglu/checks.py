@@ -55,8 +55,6 @@ def double(g: Generator) -> Call:
 # ------------------------------------------------------------------------------- wrong answers
 
 SILU, PRODUCT = "z * torch.sigmoid(z)", "(passed * (x @ up.T)) @ down.T"
-
-
 PLAIN, SQUARE, LARGE = "three maps and a gate", "as wide as the state, I = C", "a large gate"
 AXES = "four axes and weights in another order in memory"
 HALF, DOUBLE, GRADIENT = "bfloat16", "float64 keeps its digits", "gradients of all arguments"
@@ -108,7 +106,6 @@ WRONG = [
      PLAIN),
 ]  # fmt: skip
 
-
 CASES = (
     Case(PLAIN, plain,
          "silu of the gate's map, times the other map, then back to C. Weights are stored "
@@ -126,7 +123,6 @@ CASES = (
     Case(DOUBLE, double, "float64 must not pass through float32"),
     Case(GRADIENT, plain, "the gate is learned too: nothing may be detached", gradient=True),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="swiglu", function="gated_mlp", page="2_qwen2/3_swiglu", minutes=15, difficulty=1,

@@ -116,8 +116,6 @@ SUM = "probability.cumsum(dim=1) - probability"
 SCATTER = "removed.scatter(1, order, before >= top_p)"
 K_FILL = "logits.masked_fill(logits < smallest, -math.inf)"
 P_FILL = "logits.masked_fill(removed, -math.inf)"
-
-
 K, P, ROWS = "top-k alone", "top-p alone, one row", "rows that differ, sharp and flat"
 BOTH, BORDER = "top-k, then top-p", "a probability of exactly p"
 EQUAL = "several tokens equal to the k-th"
@@ -183,7 +181,6 @@ WRONG = [
      GIVEN | {"return logits": "given[logits == -math.inf] = -math.inf\n    return logits"}, K),
 ]  # fmt: skip
 
-
 CASES = (
     Case(K, lambda g: call(spread(g, 3, 8) + torch.tensor([[0.0], [5.0], [-5.0]]), top_k=3),
          "the k-th largest logit of a row is the limit: what is below it is cut", points=2),
@@ -210,7 +207,6 @@ CASES = (
          use=kept_of_equals),
     Case(OFF, off, "top_p=1.0 is off: it cuts nothing, though the sum is rounded to 1 early"),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="top_p", function="cut_tail", page="1_gpt2/5_sampling", minutes=25, difficulty=2,

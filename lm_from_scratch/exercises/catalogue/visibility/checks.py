@@ -106,8 +106,6 @@ QUERY = "query_positions[:, None, :, None]"
 KEY = "key_positions[:, None, None, :]"
 COLUMNS_T = "torch.arange(query_positions.shape[1])[None, None, :, None]"
 COLUMNS_S = "torch.arange(key_positions.shape[1])[None, None, None, :]"
-
-
 WINDOW, RING, LEFT = "a window", "a ring of seven slots", "left padding, another number in each row"
 TRIANGLE, DOCUMENTS = "one sequence, a triangle", "three documents in one row"
 NARROW = "a window of 1, and those below it"
@@ -181,7 +179,6 @@ WRONG = [
      {"return mask": "key_positions[key_positions < 0] = 10**6\n    return mask"}, LEFT),
 ]  # fmt: skip
 
-
 CASES = (
     Case(TRIANGLE, sequence,
          "a query sees its own key and those before it; the result is (B, 1, T, S)", points=2,
@@ -205,7 +202,6 @@ CASES = (
          "with 1 each token sees itself alone; 0 and -2 would hide everything, and are refused",
          use=small_windows),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="visibility", function="visible", page="3_attention/2_masks", minutes=20, difficulty=1,

@@ -111,7 +111,6 @@ WRONG = [
      {SLOWED: f"{SLOWED} if last > first else (i >= first).float()"}, STEP),
 ]  # fmt: skip
 
-
 CASES = (
     Case(USUAL, lambda g: call(64, 10000.0, _factor(g), 4096),
          "with D = 64, theta = 10000 and L = 4096, first is 10 and last is 23: up to pair 10 "
@@ -133,7 +132,6 @@ CASES = (
          "with L = 6, first and last are both 0, and 0 / 0 is NaN. Pair 0 stays as it is, and "
          "pair 1 is slowed fully", use=named, tolerance=(1e-5, 0.0)),
 )  # fmt: skip
-
 
 EXERCISE = Exercise(
     name="yarn", function="yarn", page="2_qwen2/2_rope", minutes=30, difficulty=3,
