@@ -8,8 +8,8 @@ def by_names(q, k, v, g, beta, state):
     read = []
     for t in range(q.shape[2]):
         state = torch.einsum("bhkv,bh->bhkv", state, g[:, :, t].exp())
-        read = torch.einsum("bhkv,bhk->bhv", state, k[:, :, t])
-        new = torch.einsum("bhv,bh->bhv", v[:, :, t] - read, beta[:, :, t])
+        old = torch.einsum("bhkv,bhk->bhv", state, k[:, :, t])
+        new = torch.einsum("bhv,bh->bhv", v[:, :, t] - old, beta[:, :, t])
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t], new)
         read.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, t]))
     return torch.stack(read, dim=2), state
