@@ -41,7 +41,7 @@ def mistake(hunt: Exercise) -> str:
 def values(one: Exercise) -> dict[str, Any]:
     """What the page of an exercise shows."""
     return {
-        "found": one,
+        "one": one,
         "exercises": exercises,
         "source": source,
         "part": part(one.name),

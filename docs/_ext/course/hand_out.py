@@ -36,9 +36,9 @@ c.IgnorePattern.pattern = ".*([Ww]arning|NNPACK|cpuinfo).*"
 def student_files() -> dict[Path, str]:
     """What a student gets: a notebook and a script of each exercise, and rules for AI helpers."""
     texts = {Path(source.RULES): source.rules()}
-    for found in exercises():
-        texts[Path(f"{found.name}.ipynb")] = dump(notebook(found))
-        texts[Path(f"{found.name}.py")] = source.script(found.name)
+    for one in exercises():
+        texts[Path(f"{one.name}.ipynb")] = dump(notebook(one))
+        texts[Path(f"{one.name}.py")] = source.script(one.name)
     return texts
 
 
@@ -58,10 +58,10 @@ def assignments(number: int | None = None) -> dict[str, str]:
     """The assignment of nbgrader that an exercise is in: its chapter, or its week of the plan of
     `number` weeks. What the plan leaves out is in the assignment `more`."""
     if number is None:
-        return {found.name: f"chapter_{found.key[0]}" for found in exercises()}
-    named = {found.name: "more" for found in exercises()}
+        return {one.name: f"chapter_{one.key[0]}" for one in exercises()}
+    named = {one.name: "more" for one in exercises()}
     for i, week in enumerate(weeks(number), start=1):
-        named |= {found.name: f"week_{i:02d}" for found in week.exercises}
+        named |= {one.name: f"week_{i:02d}" for one in week.exercises}
     return named
 
 
@@ -75,13 +75,13 @@ def files(number: int | None = None) -> dict[Path, str]:
     """Everything that the command writes."""
     assignment = assignments(number)
     texts = {"student" / path: text for path, text in student_files().items()}
-    for found in exercises():
-        texts[Path("solution") / f"{found.name}.ipynb"] = dump(notebook(found, as_solution))
-        folder = Path("nbgrader") / "source" / assignment[found.name]
-        texts[folder / f"{found.name}.ipynb"] = dump(notebook(found, as_source))
+    for one in exercises():
+        texts[Path("solution") / f"{one.name}.ipynb"] = dump(notebook(one, as_solution))
+        folder = Path("nbgrader") / "source" / assignment[one.name]
+        texts[folder / f"{one.name}.ipynb"] = dump(notebook(one, as_source))
         texts[folder / source.RULES] = source.rules()
-        for vote in sheets.votes(found):
-            texts[Path("wrong") / f"{found.name}_{vote.number}.py"] = sheets.wrong_file(vote)
+        for vote in sheets.votes(one):
+            texts[Path("wrong") / f"{one.name}_{vote.number}.py"] = sheets.wrong_file(vote)
     texts[Path("nbgrader") / "nbgrader_config.py"] = CONFIG
     for length in [number] if number else PLANS:
         for week in range(1, length + 1):

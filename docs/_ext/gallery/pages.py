@@ -153,9 +153,9 @@ def blocks(source: Path) -> list[Any]:
             else py_source_parser.Block("code", "".join(cell["source"]).removesuffix(";"), 1)
             for cell in cells(source)
         ]
-    _, found = py_source_parser.split_code_and_text_blocks(str(source))
-    conf, outputs = {"remove_config_comments": True}, [""] * len(found)
-    return gen_rst._clean_script_blocks(conf, py_source_parser, found, outputs)[0]
+    _, raw = py_source_parser.split_code_and_text_blocks(str(source))
+    conf, outputs = {"remove_config_comments": True}, [""] * len(raw)
+    return gen_rst._clean_script_blocks(conf, py_source_parser, raw, outputs)[0]
 
 
 def cells(notebook: Path) -> list[dict[str, Any]]:
@@ -205,13 +205,13 @@ def split(source: Path) -> list[Section]:
     """The sections of a script or notebook."""
     text = "\n\n".join(block.content for block in blocks(source) if block.type == "text")
     parts = HEADING.split(text)[1:]
-    found, inside = [], ""
+    headed, inside = [], ""
     for title, rule, below in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         above = inside if rule[0] == "~" else ""
         inside = inside if rule[0] == "~" else title
         name = f"{source.parent.name}/{source.stem}"
-        found.append(Section(name, title, rule[0], above, below.strip()))
-    return found
+        headed.append(Section(name, title, rule[0], above, below.strip()))
+    return headed
 
 
 @cache
@@ -234,24 +234,23 @@ def listed(page: str, name: str) -> list[str]:
     """A list in a comment of the gallery, or in the metadata of a notebook; empty without it."""
     path = source(page)
     if path.suffix == ".ipynb":
-        found = json.loads(path.read_text(encoding="utf-8"))["metadata"][METADATA]
+        lists = json.loads(path.read_text(encoding="utf-8"))["metadata"][METADATA]
     else:
-        found, _ = py_source_parser.split_code_and_text_blocks(str(path))
-    return list(found.get(name, []))
+        lists, _ = py_source_parser.split_code_and_text_blocks(str(path))
+    return list(lists.get(name, []))
 
 
 @cache
 def needs(page: str) -> list[str]:
     """Pages to read before a page, in reading order. An in-depth page needs its lesson."""
-    found = set()
     chapter = page.partition("/")[0]
-    for name in listed(page, "needs"):
-        found.add(name.removeprefix("../") if name.startswith("../") else f"{chapter}/{name}")
-    if not is_lesson(page):
-        found.add(lesson(page))
-    if unknown := found - set(in_order()):
+    names = {
+        name.removeprefix("../") if name.startswith("../") else f"{chapter}/{name}"
+        for name in listed(page, "needs")
+    } | {lesson(page)}
+    if unknown := names - {*in_order()}:
         raise ValueError(f"{page} needs pages that do not exist: {sorted(unknown)}")
-    return [name for name in in_order() if name in found]
+    return [name for name in in_order() if name in names - {page}]
 
 
 @cache
@@ -273,9 +272,9 @@ def words(text: str) -> int:
     return len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
 
 
-def read_in(found: list[Any]) -> int:
-    text = "".join(f"{block.content}\n" for block in found if block.type == "text")
-    code = folding.parts([block.content for block in found if block.type == "code"])
+def read_in(blocks: list[Any]) -> int:
+    text = "".join(f"{block.content}\n" for block in blocks if block.type == "text")
+    code = folding.parts([block.content for block in blocks if block.type == "code"])
     lines = sum(folding.lines(part) for parts in code for part in parts if not part.kinds)
     formulas = len(FORMULA.findall(text))
     time = words(text) / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
@@ -289,10 +288,10 @@ def in_words(minutes: int) -> str:
 @cache
 def packages(page: str) -> list[str]:
     """Packages that a page imports beyond those that the package itself requires."""
-    given = modules.project()["project"]["dependencies"]
-    core = {re.split(r"[^\w.-]", requirement)[0].replace("-", "_") for requirement in given}
-    found = {module.partition(".")[0] for module, _ in modules.imported(source(page))}
-    return sorted(found - core - {modules.PACKAGE} - sys.stdlib_module_names)
+    required = modules.project()["project"]["dependencies"]
+    core = {re.split(r"[^\w.-]", one)[0].replace("-", "_") for one in required}
+    imported = {module.partition(".")[0] for module, _ in modules.imported(source(page))}
+    return sorted(imported - core - {modules.PACKAGE} - sys.stdlib_module_names)
 
 
 def exercises(page: str) -> int:
@@ -302,4 +301,4 @@ def exercises(page: str) -> int:
 
 def with_documents(page: str, text: str, link: str) -> str:
     """A text whose links to notebooks lead to documents, in the form of `link`."""
-    return LINK.sub(lambda found: link.format(found[1], document(target(page, found))), text)
+    return LINK.sub(lambda old: link.format(old[1], document(target(page, old))), text)

@@ -10,8 +10,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import measure
+from matplotlib.ticker import LogLocator, NullFormatter
 from measure import Row
+
+from lm_from_scratch.instruments.plot import COLOURS, GREY, STYLE
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,12 +42,12 @@ Report = dict[str, Any]
 
 def side_by_side(name: str, reports: list[Report]) -> list[list[Row | None]]:
     """The rows of a benchmark, each as every processor has measured it."""
-    found: list[dict[Any, Row]] = []
+    columns: list[dict[Any, Row]] = []
     for report in reports:
-        rows = measure.rows_of(report, name) if name in report["benchmarks"] else ()
-        found.append({(row.setting, row.kind, row.peer, row.unit): row for row in rows})
-    keys = dict.fromkeys(key for rows in found for key in rows)
-    return [[rows.get(key) for rows in found] for key in keys]
+        rows = measure.rows_of(report, name)
+        columns.append({(row.setting, row.kind, row.peer, row.unit): row for row in rows})
+    keys = dict.fromkeys(key for rows in columns for key in rows)
+    return [[rows.get(key) for rows in columns] for key in keys]
 
 
 # ---------------------------------------------------------------------------------- the figures
@@ -53,38 +57,36 @@ MARKS = {"ahead": (0, "o"), "undecided": (None, "D"), "behind": (3, "v")}
 
 
 def mark(row: Row) -> tuple[str, str]:
-    from lm_from_scratch.instruments.plot import COLOURS, GREY
-
     colour, marker = MARKS[row.beside or "undecided"]
     return GREY if colour is None else COLOURS[colour], marker
 
 
 def overview(reports: list[Report], path: Path) -> None:
     """Every comparison as a mark, by question, on one logarithmic axis."""
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import NullFormatter
-
-    from lm_from_scratch.instruments.plot import STYLE
-
     asked = {name: compared(name, reports) for name in QUESTIONS}
     asked = {name: rows for name, rows in asked.items() if rows}
     with plt.rc_context({**STYLE, "font.size": 9, "svg.hashsalt": path.stem}):
-        made, ax = plt.subplots(figsize=(4.8, 0.8 + 0.62 * len(asked)))
+        drawn, ax = plt.subplots(figsize=(4.8, 0.8 + 0.62 * len(asked)))
         for y, (name, rows) in enumerate(asked.items()):
             ax.text(0, y - 0.33, QUESTIONS[name], transform=ax.get_yaxis_transform(), va="center")
             for row in rows:
                 colour, marker = mark(row)
                 ax.plot(row.ratio[0], y, marker, color=colour, alpha=0.5, markersize=6)
-        ax.axvline(1, color="#666666", linewidth=1)
-        ax.set(xscale="log", ylim=(len(asked) - 0.6, -0.7), yticks=[])
-        ax.set(xlabel="times as fast as the peer, or as small", title="Every comparison is a mark")
+        ratio_axis(ax, "times as fast as the peer, or as small", "Every comparison is a mark")
+        ax.set_ylim(len(asked) - 0.6, -0.7)
         ticks = [0.1, 0.3, 1, 3, 10, 30, 100]
         low, high = ax.get_xlim()
         ax.set_xticks([tick for tick in ticks if low < tick < high])
         ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.grid(axis="y", visible=False)
-        save(made, path)
+        save(drawn, path)
+
+
+def ratio_axis(ax: Any, label: str, title: str) -> None:
+    """A logarithmic axis with a line at 1."""
+    ax.axvline(1, color="#666666", linewidth=1)
+    ax.set(xscale="log", yticks=[], xlabel=label, title=title)
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.grid(axis="y", visible=False)
 
 
 def compared(name: str, reports: list[Report]) -> list[Row]:
@@ -96,16 +98,11 @@ def compared(name: str, reports: list[Report]) -> list[Row]:
 def figure(table: list[list[Row | None]], names: list[str], path: Path) -> None:
     """Each ratio with its spread on a logarithmic axis, a panel for each processor. A row's name
     stands above it, so that the figure is narrow enough for a phone."""
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    from lm_from_scratch.instruments.plot import STYLE
-
     measured = [[row if row and row.rounds else None for row in line] for line in table]
     ends = [end for line in measured for row in line if row for end in (*row.ratio, 1)]
     n = len(names)
     with plt.rc_context({**STYLE, "font.size": 8.5, "svg.hashsalt": path.stem}):
-        made, axes = plt.subplots(1, n, sharey=True, squeeze=False, figsize=(2.5 + 1.5 * n, 0.7))
+        drawn, axes = plt.subplots(1, n, sharey=True, squeeze=False, figsize=(2.5 + 1.5 * n, 0.7))
         first = axes[0, 0]
         behind = dict(facecolor="white", edgecolor="none", pad=0.5)
         left = dict(transform=first.get_yaxis_transform(), fontsize=7, va="center", bbox=behind)
@@ -118,33 +115,27 @@ def figure(table: list[list[Row | None]], names: list[str], path: Path) -> None:
             label = f"{row.kind} / {row.peer}{', MB' if row.unit == 'MB' else ''}"
             first.text(0, y - 0.36, label, **left).set_in_layout(False)
             for ax, row in zip(axes[0], line, strict=True):
-                if row is None:
-                    continue
-                colour, marker = mark(row)
-                middle, low, high = row.ratio
-                ax.plot([low, high], [y, y], color=colour, linewidth=2)
-                ax.plot([middle], [y], marker=marker, markersize=6, color=colour)
+                if row:
+                    colour, marker = mark(row)
+                    middle, low, high = row.ratio
+                    ax.plot([low, high], [y, y], color=colour, linewidth=2)
+                    ax.plot([middle], [y], marker=marker, markersize=6, color=colour)
             y += 1
-        made.set_figheight(0.7 + 0.38 * y)
+        drawn.set_figheight(0.7 + 0.38 * y)
         wide = max(ends) > 20 * min(ends)
         for ax, name in zip(axes[0], names, strict=True):
-            ax.axvline(1, color="#666666", linewidth=1)
-            ax.set(xscale="log", xlim=(min(ends) / 1.15, max(ends) * 1.15), ylim=(y - 0.5, -0.6))
-            ax.set(yticks=[], xlabel="ratio, over the peer", title=name if n > 1 else "")
+            ratio_axis(ax, "ratio, over the peer", name if n > 1 else "")
+            ax.set(xlim=(min(ends) / 1.15, max(ends) * 1.15), ylim=(y - 0.5, -0.6))
             few = (1,) if n > 1 else (1, 3)
             ax.xaxis.set_major_locator(LogLocator(subs=few if wide else (1, 1.4, 2, 3, 5, 7)))
             ax.xaxis.set_major_formatter("{x:g}")
-            ax.xaxis.set_minor_formatter(NullFormatter())
-            ax.grid(axis="y", visible=False)
-        save(made, path)
+        save(drawn, path)
 
 
-def save(made: Any, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
+def save(drawn: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.savefig(path, metadata={"Date": None})
-    plt.close(made)
+    drawn.savefig(path, metadata={"Date": None})
+    plt.close(drawn)
 
 
 # ------------------------------------------------------------------------------------ the page
@@ -186,32 +177,29 @@ def summary(rows: list[Row]) -> str:
     """The answer in a sentence or two: the median with its range, and all that is slower."""
     if not rows:
         return ""
-    found = [row.ratio[0] for row in rows]
-    middle = f"**{statistics.median(found):.2f} times as fast** as its peer, or as small"
-    said = f"In the middle of {some(len(found), 'comparison')} ours is {middle} "
-    said += f"({min(found):.2f} to {max(found):.2f})."
-    behind: dict[str, list[float]] = {}
+    ratios = [row.ratio[0] for row in rows]
+    middle = f"**{statistics.median(ratios):.2f} times as fast** as its peer, or as small"
+    text = f"In the middle of {some(len(ratios), 'comparison')} ours is {middle} "
+    text += f"({min(ratios):.2f} to {max(ratios):.2f})."
+    behind: dict[str, list[str]] = {}
     for row in rows:
         if row.beside == "behind":
             name = f"{row.setting}: {row.kind} / {row.peer}"
-            behind.setdefault(name, []).append(row.ratio[0])
+            behind.setdefault(name, []).append(f"{row.ratio[0]:.2f}")
     if not behind:
-        return said + " Nothing here is slower than its peer in every round."
-    each = [
-        f"* {name}, {' and '.join(f'{ratio:.2f}' for ratio in ratios)}"
-        for name, ratios in behind.items()
-    ]
-    return "\n".join([said + " Slower in every round:", "", *each, ""])
+        return text + " Nothing here is slower than its peer in every round."
+    slower = [f"* {name}, {' and '.join(ratios)}" for name, ratios in behind.items()]
+    return "\n".join([text + " Slower in every round:", "", *slower, ""])
 
 
 def answer(rows: list[Row]) -> str:
     """How fast it is: medians of the rows that say that they are part of the headline."""
     parts = []
     for what in dict.fromkeys(row.headline for row in rows if row.headline and row.rounds):
-        found = [row.ratio[0] for row in rows if row.headline == what and row.rounds]
-        spread = f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
-        median = f"**{statistics.median(found):.2f}** {what}"
-        parts.append(f"{median} ({some(len(found), 'row')}{spread})")
+        ratios = [row.ratio[0] for row in rows if row.headline == what and row.rounds]
+        spread = f", {min(ratios):.2f} to {max(ratios):.2f}" if len(ratios) > 1 else ""
+        median = f"**{statistics.median(ratios):.2f}** {what}"
+        parts.append(f"{median} ({some(len(ratios), 'row')}{spread})")
     return ", ".join(parts)
 
 
@@ -234,14 +222,14 @@ def section(name: str, reports: list[Report], folder: Path) -> dict[str, Any]:
 
 def run_of(report: Report) -> dict[str, Any]:
     """A report, with what the page says of it: how fast, and when and how long it was measured."""
-    found = report["benchmarks"]
-    days = sorted({report["date"], *(benchmark["date"] for benchmark in found.values())})
-    rows = [row for name in found if name != "pages" for row in measure.rows_of(report, name)]
+    parts = report["benchmarks"]
+    days = sorted({report["date"], *(part["date"] for part in parts.values())})
+    rows = [row for name in parts if name != "pages" for row in measure.rows_of(report, name)]
     return report | {
         "name": measure.name_of(report),
         "answer": answer(rows),
         "day": " to ".join(dict.fromkeys([days[0], days[-1]])),
-        "seconds": f"{sum(benchmark['seconds'] for benchmark in found.values()):,.0f}",
+        "seconds": f"{sum(part['seconds'] for part in parts.values()):,.0f}",
     }
 
 
