@@ -27,37 +27,37 @@ from lm_from_scratch.exercises.notebook import as_solution, as_source, as_studen
 from lm_from_scratch.exercises.source import load
 
 EXERCISES = catalogue()
-each_exercise = pytest.mark.parametrize("found", EXERCISES, ids=lambda found: found.name)
+each_exercise = pytest.mark.parametrize("one", EXERCISES, ids=lambda one: one.name)
 #: One in six in `make test`.
 each_exercise_most_slow = pytest.mark.parametrize(
-    "found",
+    "one",
     [
-        pytest.param(found, marks=[pytest.mark.slow] * (i % 6 > 0), id=found.name)
-        for i, found in enumerate(EXERCISES)
+        pytest.param(one, marks=[pytest.mark.slow] * (i % 6 > 0), id=one.name)
+        for i, one in enumerate(EXERCISES)
     ],
 )
 
 
-def page(found: Exercise) -> str:
-    return render("exercise.md", **exercise_pages.values(found))
+def page(one: Exercise) -> str:
+    return render("exercise.md", **exercise_pages.values(one))
 
 
 def code_of(notebook: dict[str, Any]) -> list[str]:
     return ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
 
 
-def run(notebook: dict[str, Any], found: Exercise) -> tuple[Any, str]:
+def run(notebook: dict[str, Any], one: Exercise) -> tuple[Any, str]:
     """Every code cell in order in one space; the value of the check, and what was printed. What
     plays an answer is tested in test_play.py."""
-    if found.needs and importlib.util.find_spec(found.needs) is None:
-        pytest.skip(f"{found.needs} is not installed here")
+    if one.needs and importlib.util.find_spec(one.needs) is None:
+        pytest.skip(f"{one.needs} is not installed here")
     *first, last = (code for code in code_of(notebook) if "import play" not in code)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         # One file, so that Triton finds the source of a kernel; the last line is the value.
         body, _, value = last.rpartition("\n")
         code = "\n\n".join([*first, body, f"points_of_the_cell = {value}\n"])
-        space = load(code, f"<notebook of {found.name}>")
+        space = load(code, f"<notebook of {one.name}>")
     return space["points_of_the_cell"], printed.getvalue()
 
 
@@ -65,25 +65,25 @@ def run(notebook: dict[str, Any], found: Exercise) -> tuple[Any, str]:
 
 
 @each_exercise
-def test_the_solution_gets_all_points(found: Exercise) -> None:
-    made = notebook(found, as_solution)
-    points, printed = run(made, found)
+def test_the_solution_gets_all_points(one: Exercise) -> None:
+    made = notebook(one, as_solution)
+    points, printed = run(made, one)
     assert isinstance(points, float)
-    assert points == found.points
+    assert points == one.points
     assert "All checks hold" in printed
 
 
 @each_exercise_most_slow
-def test_what_nbgrader_runs_gets_all_points(found: Exercise) -> None:
+def test_what_nbgrader_runs_gets_all_points(one: Exercise) -> None:
     """With the hidden tests: other numbers in the same cases."""
-    points, printed = run(notebook(found, as_source), found)
-    assert points == found.points
+    points, printed = run(notebook(one, as_source), one)
+    assert points == one.points
     assert printed.count("All checks hold") == 2
 
 
 @each_exercise
-def test_the_student_notebook_runs_and_gets_nothing(found: Exercise) -> None:
-    points, printed = run(notebook(found), found)
+def test_the_student_notebook_runs_and_gets_nothing(one: Exercise) -> None:
+    points, printed = run(notebook(one), one)
     assert isinstance(points, float)
     assert points == 0.0
     assert "not written yet" in printed
@@ -92,10 +92,10 @@ def test_the_student_notebook_runs_and_gets_nothing(found: Exercise) -> None:
 @pytest.mark.slow
 def test_in_a_real_kernel() -> None:
     """The tests above run cells by exec, which is fast; Jupyter says the same."""
-    found = next(found for found in EXERCISES if found.name == "rms_norm")
+    one = next(one for one in EXERCISES if one.name == "rms_norm")
     environment = {**os.environ, "PYTHONPATH": str(pages.ROOT)}
-    for text, points in ((as_source, float(found.points)), (as_student, 0.0)):
-        made = nbformat.reads(dump(notebook(found, text)), as_version=4)
+    for text, points in ((as_source, float(one.points)), (as_student, 0.0)):
+        made = nbformat.reads(dump(notebook(one, text)), as_version=4)
         nbclient.NotebookClient(made, timeout=120, kernel_name="python3").execute(env=environment)
         *_, check, played = made.cells
         said, value = check.outputs
@@ -105,9 +105,9 @@ def test_in_a_real_kernel() -> None:
 
 
 @each_exercise
-def test_cells_of_the_source(found: Exercise) -> None:
+def test_cells_of_the_source(one: Exercise) -> None:
     """Text first, one solution, one check at the end, and nothing that only Jupyter runs."""
-    cells = exercises.source.cells(exercises.source.written(found.name))
+    cells = exercises.source.cells(exercises.source.written(one.name))
     assert cells[0].kind == "markdown" and cells[0].text.startswith("# ")
     assert [cell.is_solution for cell in cells].count(True) == 1
     assert [cell.is_check for cell in cells] == [False] * (len(cells) - 1) + [True]
@@ -117,15 +117,15 @@ def test_cells_of_the_source(found: Exercise) -> None:
 
 
 @each_exercise
-def test_metadata_of_nbgrader(found: Exercise) -> None:
+def test_metadata_of_nbgrader(one: Exercise) -> None:
     for text in (as_student, as_source, as_solution):
-        made = notebook(found, text)
+        made = notebook(one, text)
         nbformat.validate(made)
         tags = [cell["metadata"]["nbgrader"] for cell in made["cells"]]
-        assert [tag["points"] for tag in tags if tag["grade"]] == [found.points]
-        assert [tag["grade_id"] for tag in tags if tag["solution"]] == [f"{found.name}-solution"]
+        assert [tag["points"] for tag in tags if tag["grade"]] == [one.points]
+        assert [tag["grade_id"] for tag in tags if tag["solution"]] == [f"{one.name}-solution"]
         (check,) = (tag for tag in tags if tag["grade"])
-        assert check["grade_id"] == f"{found.name}-check" and tags.index(check) >= len(tags) - 2
+        assert check["grade_id"] == f"{one.name}-check" and tags.index(check) >= len(tags) - 2
         assert [tag["locked"] for tag in tags] == [not tag["solution"] for tag in tags]
         assert {tag["schema_version"] for tag in tags} == {3}
         identities = [tag["grade_id"] for tag in tags] + [cell["id"] for cell in made["cells"]]
@@ -134,7 +134,7 @@ def test_metadata_of_nbgrader(found: Exercise) -> None:
 
 def count(texts: dict[Path, str]) -> int:
     """Four files an exercise, the configuration, wrong answers, rules for AI helpers, sheets."""
-    wrong = sum(len(sheets.votes(found)) for found in EXERCISES)
+    wrong = sum(len(sheets.votes(one)) for one in EXERCISES)
     rules = [path for path in texts if path.name == "AGENTS.md"]
     assert Path("student", "AGENTS.md") in rules
     assert {texts[path] for path in rules} == {source.rules()}
@@ -156,10 +156,10 @@ def test_an_assignment_may_be_a_week_of_a_plan(weeks: int) -> None:
     """What the plan of the guide puts into a week, and each exercise once."""
     named = hand_out.assignments(weeks)
     plan = plans.weeks(weeks)
-    assert len(plan) == weeks and set(named) == {found.name for found in EXERCISES}
+    assert len(plan) == weeks and set(named) == {one.name for one in EXERCISES}
     for number, week_ in enumerate(plan, start=1):
         listed = [name for name, week in named.items() if week == f"week_{number:02d}"]
-        assert listed == [found.name for found in week_.exercises]
+        assert listed == [one.name for one in week_.exercises]
     texts = hand_out.files(weeks)
     assert (
         f"# {sheets.WORDS[weeks]} weeks, week 2" in texts[Path(f"sheets/weeks_{weeks}/week_02.md")]
@@ -212,26 +212,26 @@ def test_configuration_of_nbgrader() -> None:
 
 
 def test_solutions_have_lines_to_look_for() -> None:
-    without = [found.name for found in EXERCISES if not secrets(found.name)]
+    without = [one.name for one in EXERCISES if not secrets(one.name)]
     assert without == []
 
 
 @each_exercise
-def test_no_solution_in_what_a_student_gets(found: Exercise) -> None:
+def test_no_solution_in_what_a_student_gets(one: Exercise) -> None:
     given = hand_out.student_files()
-    assert leaks(plain(given[Path(f"{found.name}.ipynb")]), found.name) == []
-    assert leaks(given[Path(f"{found.name}.py")], found.name) == []
+    assert leaks(plain(given[Path(f"{one.name}.ipynb")]), one.name) == []
+    assert leaks(given[Path(f"{one.name}.py")], one.name) == []
     # The student has asked for a hint that is open.
-    assert leaks(page(found), found.name, "\n".join(found.hints)) == []
+    assert leaks(page(one), one.name, "\n".join(one.hints)) == []
 
 
 @each_exercise
-def test_the_solution_is_found_where_it_is(found: Exercise) -> None:
+def test_the_solution_is_found_where_it_is(one: Exercise) -> None:
     """The check for leaks can fail."""
-    whole = dump(notebook(found, as_source))
-    assert set(leaks(plain(whole), found.name)) >= set(secrets(found.name))
-    solved = dump(notebook(found, as_solution))
-    assert set(leaks(plain(solved), found.name)) == set(secrets(found.name))
+    whole = dump(notebook(one, as_source))
+    assert set(leaks(plain(whole), one.name)) >= set(secrets(one.name))
+    solved = dump(notebook(one, as_solution))
+    assert set(leaks(plain(solved), one.name)) == set(secrets(one.name))
 
 
 def test_no_solution_in_the_archive() -> None:
@@ -249,20 +249,20 @@ def test_no_solution_in_the_archive() -> None:
 
 
 @each_exercise
-def test_links_lead_both_ways(found: Exercise) -> None:
-    assert pages.source(found.page).is_file(), f"{found.page} is no tutorial"
-    assert f"`{pages.document(found.page)}`" in page(found)
-    (line,) = navigation.with_checks(found.page, "gpu/1_swiglu")
-    assert f"/exercises/{found.name}" in [x["reftarget"] for x in line.findall(pending_xref)]
+def test_links_lead_both_ways(one: Exercise) -> None:
+    assert pages.source(one.page).is_file(), f"{one.page} is no tutorial"
+    assert f"`{pages.document(one.page)}`" in page(one)
+    (line,) = navigation.with_checks(one.page, "gpu/1_swiglu")
+    assert f"/exercises/{one.name}" in [x["reftarget"] for x in line.findall(pending_xref)]
 
 
 @each_exercise
-def test_a_page_has_all_parts(found: Exercise) -> None:
-    text = page(found)
-    for part in ("## Your part", "## Check", "## Hints", f"check {found.name} {found.name}.py"):
+def test_a_page_has_all_parts(one: Exercise) -> None:
+    text = page(one)
+    for part in ("## Your part", "## Check", "## Hints", f"check {one.name} {one.name}.py"):
         assert part in text
-    assert text.count(":class-container: no-search") == len(found.hints)
-    assert all(name in {other.name for other in EXERCISES} for name in found.after)
+    assert text.count(":class-container: no-search") == len(one.hints)
+    assert all(name in {other.name for other in EXERCISES} for name in one.after)
 
 
 def test_markup_in_the_catalogue_is_text() -> None:
@@ -277,11 +277,11 @@ def test_the_table_of_checks_shows_every_wrong_answer() -> None:
     text = render("checks.md", exercises=EXERCISES)
     assert text.startswith("---\nno-search: true\n---\n")
     before, _, _ = text.partition(":::::{dropdown}")
-    for found in EXERCISES:
-        for wrong in found.wrong:
+    for one in EXERCISES:
+        for wrong in one.wrong:
             assert f"| {exercises.text(wrong.label)} " in text
         # Spoilers only behind a dropdown.
-        assert not any(len(w.label) > 12 and w.label in before for w in found.wrong)
+        assert not any(len(w.label) > 12 and w.label in before for w in one.wrong)
 
 
 # -- the teacher's tables --------------------------------------------------------------------
@@ -291,22 +291,22 @@ def test_the_table_of_checks_shows_every_wrong_answer() -> None:
 def test_a_plan_adds_up(number: int) -> None:
     weeks = plans.weeks(number)
     text = render("teaching/plan.md", **plans.table(number), sheet=sheets.place)
-    taken = [found for week in weeks for found in week.exercises]
-    assert all(f"{exercises.link(found)} (`{found.name}`)" in text for found in taken)
+    taken = [one for week in weeks for one in week.exercises]
+    assert all(f"{exercises.link(one)} (`{one.name}`)" in text for one in taken)
     total = re.search(r"\| \*\*(\d+) min\*\* \| \*\*(\d+) min\*\* \|", text)
     reading = sum(pages.minutes(name) for week in weeks for name in week.pages)
-    work = sum(found.minutes for found in taken)
+    work = sum(one.minutes for one in taken)
     assert total and int(total[1]) + int(total[2]) == reading + work
 
 
 def test_pages_are_in_an_order_that_can_be_followed() -> None:
     """Within a chapter, nothing comes before what it builds on."""
-    place = {found.name: number for number, found in enumerate(EXERCISES)}
-    chapter = {found.name: found.key[0] for found in EXERCISES}
+    place = {one.name: number for number, one in enumerate(EXERCISES)}
+    chapter = {one.name: one.key[0] for one in EXERCISES}
     assert list(chapter.values()) == sorted(chapter.values())
-    for found in EXERCISES:
-        for name in found.after:
-            assert place[name] < place[found.name] or chapter[name] != chapter[found.name]
+    for one in EXERCISES:
+        for name in one.after:
+            assert place[name] < place[one.name] or chapter[name] != chapter[one.name]
 
 
 def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,13 +321,13 @@ def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for file, code in (("text.py", text), ("checks.py", module)):
         (tmp_path / "softcap" / file).write_text(code, encoding="utf-8")
     monkeypatch.setattr(catalogue, "__path__", [str(tmp_path)])
-    (found,) = drafts()
+    (one,) = drafts()
     for given in load(right, "<right>")["RIGHT"]:
-        assert examine(found, source.answer(found, given)).passed
-    for wrong in found.wrong:
-        report = examine(found, source.answer(found, wrong.answer))
+        assert examine(one, source.answer(one, given)).passed
+    for wrong in one.wrong:
+        report = examine(one, source.answer(one, wrong.answer))
         assert wrong.case in [result.case.name for result in report.failed]
         assert report.wrong == wrong
-    points, _ = run(notebook(found, as_source), found)
-    assert points == found.points
-    assert leaks(plain(dump(notebook(found))), "softcap") == []
+    points, _ = run(notebook(one, as_source), one)
+    assert points == one.points
+    assert leaks(plain(dump(notebook(one))), "softcap") == []

@@ -78,7 +78,7 @@ def test_questions_and_quiz_of_a_lesson(name: str) -> None:
     for question in sheets.questions(name):
         assert question.text and len(question.choices) > 1 and question.answer
     quiz = sheets.own_quiz(name)
-    assert len(quiz.sentences) == len(sheets.kept(name)) + 1
+    assert len(quiz.sentences) == len(sheets.to_keep(name)) + 1
     number = int(re.match(r"Sentence (\d)\. ", quiz.answer)[1])  # type: ignore[index]
     assert quiz.sentences[number - 1] == sheets.note(name).false[0]
 

@@ -122,6 +122,10 @@ class Visit:
         return self.page
 
 
+#: Takes the theme and the width of a window.
+Visitor = Callable[..., Visit]
+
+
 def new_context(browser: Browser, theme: str, width: int) -> BrowserContext:
     context = browser.new_context(
         color_scheme="dark" if theme == "dark" else "light",
@@ -133,7 +137,7 @@ def new_context(browser: Browser, theme: str, width: int) -> BrowserContext:
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
+def visit(browser: Browser) -> Iterator[Visitor]:
     """A reader's first visit, with nothing stored: `visit(theme="dark", width=375)`."""
     contexts: list[BrowserContext] = []
 

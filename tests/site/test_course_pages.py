@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import Visit
+from conftest import Visitor
 from editions import translation
 from gallery import pages
 
-Visitor = Callable[..., Visit]
 COURSE = [pages.document(name)[1:] for name in pages.in_order()]
 #: Made by Sphinx, in no sequence.
 LISTS = {"search.html", "genindex.html", "py-modindex.html"}

@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import SITE, Visit
+from conftest import SITE, Visitor
 from editions import translation
 from test_search import FOUND
 
@@ -50,7 +49,7 @@ def test_every_page_is_there_and_every_message_translated(language: str) -> None
 
 @each
 def test_the_switch_leads_to_the_same_page_or_to_the_first(
-    visit: Callable[..., Visit], server: str, language: str
+    visit: Visitor, server: str, language: str
 ) -> None:
     view = visit()
     name = translation.EDITIONS[language]
@@ -69,7 +68,7 @@ def test_the_switch_leads_to_the_same_page_or_to_the_first(
 
 @each
 def test_a_page_that_is_not_translated_is_a_link_into_the_first_edition(
-    visit: Callable[..., Visit], server: str, language: str
+    visit: Visitor, server: str, language: str
 ) -> None:
     view = visit()
     page = view.open(f"{server}/{language}/auto_tutorials/1_gpt2/2_gpt2.html")
@@ -81,9 +80,7 @@ def test_a_page_that_is_not_translated_is_a_link_into_the_first_edition(
 
 
 @each
-def test_a_widget_speaks_the_language(
-    visit: Callable[..., Visit], server: str, language: str
-) -> None:
+def test_a_widget_speaks_the_language(visit: Visitor, server: str, language: str) -> None:
     view = visit()
     for name in ("index", "tour", "auto_tutorials/1_gpt2/6_attention_maps",
                  "auto_tutorials/5_caching/1_why_cache"):  # fmt: skip
@@ -102,7 +99,7 @@ def test_a_widget_speaks_the_language(
 
 
 @each
-def test_the_tour_goes_to_its_end(visit: Callable[..., Visit], server: str, language: str) -> None:
+def test_the_tour_goes_to_its_end(visit: Visitor, server: str, language: str) -> None:
     view = visit()
     page = view.open(f"{server}/{language}/tour.html")
     page.locator(".live-start").click()
@@ -120,9 +117,7 @@ def test_the_tour_goes_to_its_end(visit: Callable[..., Visit], server: str, lang
 
 
 @each
-def test_the_search_answers_in_the_language(
-    visit: Callable[..., Visit], server: str, language: str
-) -> None:
+def test_the_search_answers_in_the_language(visit: Visitor, server: str, language: str) -> None:
     view = visit()
     asked = queries(language)
     page = view.open(f"{server}/{language}/search.html?q=RoPE")
@@ -144,9 +139,7 @@ def test_the_search_answers_in_the_language(
 
 
 @each
-def test_results_of_a_search_are_accessible(
-    visit: Callable[..., Visit], server: str, language: str
-) -> None:
+def test_results_of_a_search_are_accessible(visit: Visitor, server: str, language: str) -> None:
     page = visit().open(f"{server}/{language}/search.html?q=RoPE")
     page.locator("#search-results li a").first.wait_for()
     found = Axe().run(page)

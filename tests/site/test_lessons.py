@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Visit
+from conftest import Visitor
 from gallery import folding, navigation, pages
 from playwright.sync_api import Browser
 
-Visitor = Callable[..., Visit]
 PAGES = [name for name in pages.in_order() if not name.startswith("gpu/")]
 ASKING = [
     name for name in pages.in_order() if "**Predict first.**" in pages.source(name).read_text()

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import SITE, Visit, site_of
+from conftest import SITE, Visit, Visitor, site_of
 from editions import translation
 
 QUERIES: list[dict[str, Any]] = tomllib.loads(
@@ -33,7 +32,7 @@ WANTED = {
 }
 
 
-def search(visit: Callable[..., Visit], site: str, words: str) -> Visit:
+def search(visit: Visitor, site: str, words: str) -> Visit:
     """The page of the search with all that was found."""
     view = visit()
     page = view.open(f"{site}/search.html?q={words.replace(' ', '+')}")
@@ -46,7 +45,7 @@ def search(visit: Callable[..., Visit], site: str, words: str) -> Visit:
     return view
 
 
-def first_results(visit: Callable[..., Visit], server: str, words: str) -> list[str]:
+def first_results(visit: Visitor, server: str, words: str) -> list[str]:
     return (
         search(visit, server, words)
         .page.locator("#search-results li")
@@ -56,13 +55,13 @@ def first_results(visit: Callable[..., Visit], server: str, words: str) -> list[
 
 @pytest.mark.parametrize(("words", "pages"), WANTED.items(), ids=WANTED)
 def test_search_leads_to_a_page_on_it(
-    visit: Callable[..., Visit], server: str, words: str, pages: tuple[str, ...]
+    visit: Visitor, server: str, words: str, pages: tuple[str, ...]
 ) -> None:
     found = first_results(visit, server, words)
     assert any(page in url for page in pages for url in found), found
 
 
-def test_a_term_is_found_in_the_glossary(visit: Callable[..., Visit], server: str) -> None:
+def test_a_term_is_found_in_the_glossary(visit: Visitor, server: str) -> None:
     found = first_results(visit, server, "residual stream")
     assert any("glossary.html#term-residual-stream" in url for url in found), found
 
@@ -74,7 +73,7 @@ queries => queries.map(words => Search._performSearch(...Search._parseQuery(word
 """
 
 
-def listed(visit: Callable[..., Visit], site: str, queries: list[str]) -> list[list[list[str]]]:
+def listed(visit: Visitor, site: str, queries: list[str]) -> list[list[list[str]]]:
     """The places that are found for each query, as [page, anchor], the best one first."""
     found: list[list[list[str]]] = search(visit, site, "RoPE").page.evaluate(FOUND, queries)
     return found
@@ -87,7 +86,7 @@ def is_among(place: list[str], wanted: list[str]) -> bool:
 
 @pytest.mark.parametrize("from_disk", [False, True], ids=["server", "disk"])
 def test_the_words_of_learners_lead_to_a_page_that_answers(
-    visit: Callable[..., Visit], server: str, from_disk: bool
+    visit: Visitor, server: str, from_disk: bool
 ) -> None:
     site = SITE.resolve().as_uri() if from_disk else server
     found = listed(visit, site, [query["words"] for query in QUERIES])
@@ -99,15 +98,13 @@ def test_the_words_of_learners_lead_to_a_page_that_answers(
     assert len(QUERIES) - len(misses) >= ENOUGH, "\n".join(misses)
 
 
-def test_the_first_three_are_of_different_pages(visit: Callable[..., Visit], server: str) -> None:
+def test_the_first_three_are_of_different_pages(visit: Visitor, server: str) -> None:
     for first in listed(visit, server, [query["words"] for query in QUERIES]):
         different = {page for page, _ in first}
         assert len({page for page, _ in first[:3]}) == min(3, len(different)), first
 
 
-def test_words_that_no_page_has_together_find_pages_with_some(
-    visit: Callable[..., Visit], server: str
-) -> None:
+def test_words_that_no_page_has_together_find_pages_with_some(visit: Visitor, server: str) -> None:
     """A word that nobody wrote hides nothing, and one that all pages have decides nothing."""
     queries = ["RMSNorm", "RMSNorm xyzzy", "why is my RMSNorm vs xyzzy", "GaLore RMSNorm", "xyzzy"]
     alone, unknown, asked, both, nothing = listed(visit, server, queries)
@@ -116,7 +113,7 @@ def test_words_that_no_page_has_together_find_pages_with_some(
     assert nothing == []
 
 
-def test_an_identifier_is_found_by_its_parts(visit: Callable[..., Visit], server: str) -> None:
+def test_an_identifier_is_found_by_its_parts(visit: Visitor, server: str) -> None:
     whole, parts, spelt = listed(visit, server, ["rotate_half", "rotate half", "quantization"])
     question = (
         "#rotate-half-splits-the-head-in-two-halves-but-the-rope-paper-pairs-neighbours-is-it-a-bug"
@@ -125,7 +122,7 @@ def test_an_identifier_is_found_by_its_parts(visit: Callable[..., Visit], server
     assert any("quantized" in page for page, _ in spelt[:3])  # the pages say: quantised
 
 
-def test_the_page_of_a_name_comes_before_its_code(visit: Callable[..., Visit], server: str) -> None:
+def test_the_page_of_a_name_comes_before_its_code(visit: Visitor, server: str) -> None:
     names = {"bug museum": "museum", "exercises": "exercises/index", "benchmarks": "benchmarks"}
     for first, page in zip(listed(visit, server, list(names)), names.values(), strict=True):
         assert page in [page for page, _ in first[:2]], first[:3]
@@ -135,7 +132,7 @@ def test_the_page_of_a_name_comes_before_its_code(visit: Callable[..., Visit], s
     assert code[0][0] == "api/lm_from_scratch.checkpoint.weights", code[:3]
 
 
-def test_results_are_accessible(visit: Callable[..., Visit], server: str) -> None:
+def test_results_are_accessible(visit: Visitor, server: str) -> None:
     found = Axe().run(search(visit, server, "why is loss nan").page)
     assert found.violations_count == 0, found.generate_report()
 
@@ -157,9 +154,7 @@ def test_queries_name_places_of_the_site(site: Path) -> None:
 
 
 @pytest.mark.parametrize("from_disk", [False, True], ids=["server", "disk"])
-def test_a_result_says_what_it_is_about(
-    visit: Callable[..., Visit], server: str, from_disk: bool
-) -> None:
+def test_a_result_says_what_it_is_about(visit: Visitor, server: str, from_disk: bool) -> None:
     """A page its description, a term its meaning, whether the site is served or opened."""
     page = search(visit, SITE.resolve().as_uri() if from_disk else server, "RMSNorm").page
     said = {

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
@@ -19,7 +18,7 @@ import nbformat
 import page_checks
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import SITE, Visit
+from conftest import SITE, Visit, Visitor
 from course import hand_out
 from editions import translation
 from exercise_leaks import leaks, plain
@@ -46,7 +45,6 @@ AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 EVERY_VIEW = bool(os.environ.get("EVERY_VIEW"))
 # On a phone the frame of a page is another, which the pages of a folder share.
 FIRST_OF_FOLDER = {str(Path(name).parent): name for name in reversed(PAGES)}.values()
-Visitor = Callable[..., Visit]
 
 MATH_PROBLEMS = r"""
 () => {

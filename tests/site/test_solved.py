@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Visit
+from conftest import Visitor
 from gallery import exercises
 from playwright.sync_api import Browser, Page, expect
 from test_site import AXE_TAGS, OVERFLOW
 
-Visitor = Callable[..., Visit]
 NAMES = [one.name for one in exercises.written()]
 INDEX, PACKAGE = "exercises/index.html", "exercises/your_package.html"
 KEY = "lm_from_scratch.solved"

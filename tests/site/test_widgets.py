@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Visit
+from conftest import Visit, Visitor
 from editions import translation
 from live import widgets
 from playwright.sync_api import Browser, Page, expect
 from test_site import AXE_TAGS, OVERFLOW
 
-Visitor = Callable[..., Visit]
 TUTORIALS = "auto_tutorials"
 #: Where each widget stands.
 PAGES = {

@@ -135,9 +135,9 @@ def items(text: str, mark: str) -> list[str]:
     return [first_paragraph(part) for part in re.split(rf"^{mark} +", text, flags=re.M)[1:]]
 
 
-def kept(name: str) -> list[str]:
+def to_keep(name: str) -> list[str]:
     """The three lines to keep."""
-    return [markdown(item, name) for item in items(pages.said(name, "Summary"), r"\*")]
+    return [markdown(item, name) for item in items(pages.text_of(name, "Summary"), r"\*")]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Quiz:
 
 def own_quiz(name: str) -> Quiz:
     """The lines to keep of a lesson, and among them a false sentence."""
-    sentences = kept(name)
+    sentences = to_keep(name)
     false, why = note(name).false
     place = crc32(name.encode()) % (len(sentences) + 1)
     sentences.insert(place, false)
@@ -163,7 +163,7 @@ def deeper_quizzes(name: str) -> list[Quiz]:
     for a paragraph that only leads to the code."""
     quizzes = []
     for deeper in pages.in_depth(name):
-        if text := pages.said(deeper, QUIZ):
+        if text := pages.text_of(deeper, QUIZ):
             paragraphs = [part for part in text.split("\n\n") if not re.match(r"\d+\. ", part)]
             answer = [part for part in paragraphs if re.search(r"false|^The \w+:|true", part)]
             sentences = [markdown(item, deeper) for item in items(text, r"\d+\.")]
@@ -290,7 +290,7 @@ def spoken(*texts: str) -> int:
 
 def talk(name: str) -> int:
     """Minutes of a talk: its headings, what is drawn, where students stumble, the lines to keep."""
-    texts = (note(name).board, note(name).stumble, *kept(name))
+    texts = (note(name).board, note(name).stumble, *to_keep(name))
     return HEADING * len(steps(name)) + spoken(*texts)
 
 
@@ -326,7 +326,7 @@ def agenda(number: int, week: int) -> Iterator[Item]:
             if own := [vote for vote in turns if vote.exercise == one]:
                 many = "s" * (len(own) > 1)
                 yield Item(ballot(own), f"Vote on {len(own)} answer{many} to it.")
-    lines_to_keep = [line for name in plan.pages for line in kept(name)]
+    lines_to_keep = [line for name in plan.pages for line in to_keep(name)]
     yield Item(spoken(*lines_to_keep), "The lines to keep, and what to do at home.")
 
 
@@ -356,7 +356,7 @@ PAGES.filters |= exercises.FILTERS | {
     "page_link": lambda name: f"{{doc}}`{pages.sections(name)[0].plain} <{pages.document(name)}>`",
     "steps": steps,
     "questions": questions,
-    "kept": kept,
+    "to_keep": to_keep,
     "note": note,
     "explanation": explanation,
     "votes": votes,

@@ -42,26 +42,26 @@ def slides(name: str, document: nodes.document, render: Render) -> list[Slide]:
     """Those of a lesson: its title, one for each section and question, the lines to keep."""
     (first,) = sections(document)
     above = [node for node in first.children if not isinstance(node, nodes.section)]
-    made = [Slide(title(first, render), picture(above, render), "title")]
-    made += questions(first, render)
+    deck = [Slide(title(first, render), picture(above, render), "title")]
+    deck += questions(first, render)
     for section in sections(first):
         if section["ids"][0] == "summary":
             lines = next(section.findall(nodes.bullet_list))
-            made.append(Slide("Three lines to keep", render(lines), "keep"))
+            deck.append(Slide("Three lines to keep", render(lines), "keep"))
         elif section["ids"][0] != "exercises":
             below = sections(section)
             headings = bullets(title(one, render) for one in below)
             body = headings + picture([section], render) or beginning(section, render)
-            made.append(Slide(title(section, render), body))
+            deck.append(Slide(title(section, render), body))
             for part in (section, *below):
-                made += questions(part, render)
+                deck += questions(part, render)
     todo = bullets(
         f"{escape(source.title(one.name).replace('`', ''))}: <code>{one.name}</code>, "
         f"{one.minutes} min"
         for one in exercises()
         if one.page == name
     )
-    return [*made, Slide("Exercises", todo)] if todo else made
+    return [*deck, Slide("Exercises", todo)] if todo else deck
 
 
 def sections(node: nodes.Element) -> list[nodes.section]:

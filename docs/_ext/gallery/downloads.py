@@ -64,11 +64,11 @@ def file(name: str, content: bytes) -> bytes:
     if name.endswith(".ipynb"):
         return json.dumps(for_readers(json.loads(content)), indent=1).encode()
     if name.endswith(".zip"):
-        made = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
+        packed = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed, "w") as new:
             for entry in old.infolist():
                 new.writestr(entry, file(entry.filename, old.read(entry)))
-        return made.getvalue()
+        return packed.getvalue()
     return content
 
 

@@ -54,7 +54,7 @@ def index() -> dict[str, Any]:
         "header": "\n".join(text.strip().splitlines()[2:]),
         "lessons": [name for name in names if pages.is_lesson(name)],
         "in_depth": pages.in_depth,
-        "said": pages.said,
+        "text_of": pages.text_of,
         "download": download,
         "stored": measurements(),
         "markers": list(MARKERS),

@@ -219,7 +219,7 @@ def sections(page: str) -> list[Section]:
     return split(source(page))
 
 
-def said(page: str, title: str) -> str:
+def text_of(page: str, title: str) -> str:
     """The text of the section with this title; empty where there is none."""
     return next((section.text for section in sections(page) if section.title == title), "")
 
@@ -296,7 +296,7 @@ def packages(page: str) -> list[str]:
 
 def exercises(page: str) -> int:
     """The numbered items of the page's section of exercises."""
-    return len(re.findall(r"^\d+\. ", said(page, "Exercises"), re.M))
+    return len(re.findall(r"^\d+\. ", text_of(page, "Exercises"), re.M))
 
 
 def with_documents(page: str, text: str, link: str) -> str:
