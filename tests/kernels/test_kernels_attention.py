@@ -251,7 +251,13 @@ def test_the_result_lies_as_a_model_reads_it() -> None:
     assert flash_attention(q, k, v, known(5, 5)).transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("vis", [known(5, 9, 3), half_hidden(5, 9)], ids=["known", "looked at"])
+@pytest.mark.parametrize(
+    "vis",
+    [
+        pytest.param(known(5, 9, 3), id="known", marks=pytest.mark.slow),
+        pytest.param(half_hidden(5, 9), id="looked at"),
+    ],
+)
 def test_is_one_operator(vis: Visibility) -> None:
     q, k, v = (x.detach().float().to(DEVICE).requires_grad_() for x in heads(vis, 2, 1, 8, 2))
     check_operator(flash_forward, q, k, v, list(rule_tensors(vis).values()), 3)

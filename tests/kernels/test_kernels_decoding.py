@@ -242,6 +242,7 @@ def test_gpt2_equals_the_reference() -> None:
     torch.testing.assert_close(model(idx[:, -1:], cache=cache)[:, -1], want, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_is_one_operator() -> None:
     q, k, v = (x.float().to(DEVICE) for x in inputs(2, 4, 2, 70, 16))
     visibility = hidden(query_positions=[[69]], key_positions=[[-1, *range(69)]])

@@ -137,6 +137,7 @@ def test_in_place(sides: tuple[bool, bool], dtype: torch.dtype) -> None:
         ]  # autograd is told
 
 
+@pytest.mark.slow
 def test_is_one_operator_for_each_half() -> None:
     for sides in SIDES.values():
         param, grad, left, right, m, v = on_device(arguments(9, 7, 3, sides))

@@ -403,6 +403,7 @@ def test_the_fused_loss_under_autocast() -> None:
 # -------------------------------------------------------------------------- as operators of torch
 
 
+@pytest.mark.slow
 def test_are_operators() -> None:
     targets = targets_of(2, 3, V=37).to(DEVICE)
     (logits,) = leaves((2, 3, 37))

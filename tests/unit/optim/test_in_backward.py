@@ -71,10 +71,12 @@ def assert_same(a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_and_state_are_bit_for_bit_those_of_plain_steps(name, make) -> None:
-    ends = []
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(n, k) for n in MODELS for k in PLAIN if (n == "wide gpt2") == ("8 bits" in k)],
+)
+def test_weights_and_state_are_bit_for_bit_those_of_plain_steps(name, kind) -> None:
+    make, ends = PLAIN[kind], []
     for inside in (False, True):
         model = MODELS[name]()
         optimizer = make(model)
