@@ -62,7 +62,9 @@ class Student:
             if result.error:
                 clauses.append(f"{title}: stopped by {result.error}")
             else:
-                clauses.append(f"{title}: {'all' if result.whole else result.same} of {result.of}")
+                clauses.append(
+                    f"{title}: {'all' if result.complete else result.same} of {result.of}"
+                )
         clauses += [self.played.reason] if self.played.reason else []
         clauses += [f"{name}: {reason}" for name, reason in self.missing.items()]
         return " ".join("; ".join(clauses).split())

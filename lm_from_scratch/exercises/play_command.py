@@ -34,7 +34,7 @@ def play_one(options: PlayOptions, wanted: Exercise) -> int:
         return 0 if playing.play(wanted.name, function) else 1
     result = playing.alone(wanted.name, function)
     print(json.dumps({wanted.name: asdict(result)}, indent=1))
-    return 0 if result.whole else 1
+    return 0 if result.complete else 1
 
 
 def play_own(options: PlayOptions) -> int:
@@ -66,7 +66,7 @@ def play_own(options: PlayOptions) -> int:
         "together": {title: asdict(result) for title, result in models.items()},
     }
     print(json.dumps(record, indent=1))
-    return 0 if all(result.whole for result in [*parts.values(), *models.values()]) else 1
+    return 0 if all(result.complete for result in [*parts.values(), *models.values()]) else 1
 
 
 def play_all(options: PlayOptions, folder: Path) -> int:

@@ -59,7 +59,7 @@ class Agreement:
     error: str = ""
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether it did the same to the end."""
         return not self.error and self.same == self.of
 
@@ -90,7 +90,7 @@ def play(name: str, function: Callable[..., Any]) -> bool:
     if mistake := one_that_shows(wanted, right, place.loop):
         label, shown = mistake
         show(f"with a wrong one ({label}): {account(shown, right)}", shown, place.loop)
-    return agreement(own, right).whole
+    return agreement(own, right).complete
 
 
 def play_together(functions: Functions, missing: Mapping[str, str]) -> bool:
@@ -106,7 +106,7 @@ def play_together(functions: Functions, missing: Mapping[str, str]) -> bool:
     everything = True
     for title, (own, right, loop) in together(functions).items():
         show(f"it {title}: {account(own, right)}", own, loop)
-        everything &= agreement(own, right).whole
+        everything &= agreement(own, right).complete
     return everything
 
 
@@ -188,7 +188,7 @@ def one_that_shows(wanted: Exercise, right: Shown, loop: str) -> tuple[str, Show
     mistakes: dict[str, Shown] = {}
     for wrong in wanted.wrong[:WRONGS]:
         shown = perform({wanted.name: answer(wanted, wrong.answer)}, loop)
-        if not shown.error and not agreement(shown, right).whole:
+        if not shown.error and not agreement(shown, right).complete:
             mistakes[wrong.label] = shown
         if len(mistakes) == 3:
             break
@@ -200,7 +200,7 @@ def account(shown: Shown, right: Shown) -> str:
     result = agreement(shown, right)
     if shown.error:
         return f"stopped after {len(shown.values)} of {len(right.values)} by {shown.error}"
-    if result.whole:
+    if result.complete:
         return f"all {result.of} are the same"
     if not result.same:
         return f"the first of {result.of} differs"

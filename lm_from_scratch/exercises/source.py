@@ -111,9 +111,9 @@ def program(name: str, own: Callable[[str], str]) -> str:
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def solution(name: str, whole: bool = True) -> str:
-    """The solution's code; whole: with the given cells before it, so that it runs alone."""
-    if whole:
+def solution(name: str, with_given: bool = True) -> str:
+    """The solution's code; ``with_given`` cells before it, so that it runs alone."""
+    if with_given:
         return program(name, solved)
     (own,) = (solved(cell.text).strip("\n") for cell in source(name) if cell.is_solution)
     return own + "\n"
@@ -156,7 +156,7 @@ def load(code: str, file: str) -> dict[str, Any]:
 @cache
 def _loaded(name: str, file: str, changes: tuple[tuple[str, str], ...], function: str) -> Any:
     code = solution(name)
-    own = solution(name, whole=False)
+    own = solution(name, with_given=False)
     changed = own
     for old, new in changes:
         if changed.count(old) != 1:

@@ -175,16 +175,16 @@ class AdamW(torch.optim.Optimizer):
         # One sum finds NaN and infinity; a sum that overflowed is looked at again.
         device = with_grad[0][2].device
         sums = [grad.detach().sum().to(device, torch.float32) for _, _, grad in with_grad]
-        if math.isfinite(self.whole(torch.stack(sums)).abs().sum().item()):
+        if math.isfinite(self.gathered(torch.stack(sums)).abs().sum().item()):
             return
         for i, p, grad in with_grad:
-            if self.whole((~torch.isfinite(grad)).sum()).item() > 0:
+            if self.gathered((~torch.isfinite(grad)).sum()).item() > 0:
                 raise FloatingPointError(
                     f"the gradient of parameter {i}, shape {tuple(p.shape)}, is not finite: "
                     "nothing was changed"
                 )
 
-    def whole(self, x: Tensor) -> Tensor:
+    def gathered(self, x: Tensor) -> Tensor:
         """A sum over gradients, ``x`` (any shape), of all processes; here there is one."""
         return x
 

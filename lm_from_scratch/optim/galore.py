@@ -202,7 +202,7 @@ class GaLore(AdamW):
         low = self.coordinates(grad, state)
         low = without_rounding(low, state.get("left"), state.get("right"))
         if group["max_drift"] is not None:
-            state["energy"] = torch.tensor(self.whole(captured_energy(low, grad)).item())
+            state["energy"] = torch.tensor(self.gathered(captured_energy(low, grad)).item())
         return low
 
     @torch.no_grad()
@@ -260,7 +260,7 @@ class GaLore(AdamW):
         """Whether ``low`` (r or m, r or n) keeps too little of the ``grad`` (m, n)."""
         if group["max_drift"] is None or "energy" not in state:
             return False
-        drift = 1.0 - self.whole(captured_energy(low, grad)) / state["energy"]
+        drift = 1.0 - self.gathered(captured_energy(low, grad)) / state["energy"]
         return not drift.item() <= group["max_drift"]
 
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:

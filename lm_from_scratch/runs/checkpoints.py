@@ -27,7 +27,7 @@ from lm_from_scratch.checkpoint.weights import plain_tensors
 from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.runs.sharded import whole
+from lm_from_scratch.runs.sharded import gathered
 from lm_from_scratch.training.train import Run, Step
 from lm_from_scratch.weights.lora import adapters
 
@@ -108,6 +108,6 @@ def frozen_digest(model: nn.Module) -> str | None:
     digest = hashlib.sha256()
     for name, tensor in plain_tensors(frozen).items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-        flat = whole(tensor.detach()).cpu().reshape(-1)
+        flat = gathered(tensor.detach()).cpu().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest() if frozen else None

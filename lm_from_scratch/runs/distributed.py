@@ -47,7 +47,7 @@ from lm_from_scratch.checkpoint.weights import trained, write_config
 from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.optim.adamw import AdamW
-from lm_from_scratch.runs.sharded import sharded, whole
+from lm_from_scratch.runs.sharded import gathered, sharded
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.processes import SingleProcess
 from lm_from_scratch.weights.quantize import quantized_weights
@@ -148,7 +148,7 @@ class Processes(SingleProcess):
 
     def number(self, x: Tensor) -> float:
         """The one number in ``x`` (any shape), which was computed from weights or gradients."""
-        return whole(x).item()
+        return gathered(x).item()
 
     def total(self, *numbers: float) -> list[float]:
         """Each number summed over the processes."""

@@ -32,9 +32,9 @@ class ShardedAdamW(AdamW):
         refuse_codes(p, group)  # those of a file, too
         return super().shapes_in(group, p)
 
-    def whole(self, x: Tensor) -> Tensor:
+    def gathered(self, x: Tensor) -> Tensor:
         """What was computed from gradients, ``x``, the same in every process."""
-        return whole(x)
+        return gathered(x)
 
 
 class ShardedGaLore(ShardedAdamW, GaLore):
@@ -61,11 +61,11 @@ class ShardedGaLore(ShardedAdamW, GaLore):
 
     def make_basis(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """A new basis for ``p`` from all rows of its ``grad`` (m, n)."""
-        super().make_basis(p, whole(grad), group)
+        super().make_basis(p, gathered(grad), group)
 
     def find_basis(self, p: Tensor, grad: Tensor, start: Bases, group: dict[str, Any]) -> Bases:
         """The bases that the first process finds, in every process."""
-        a, b = (None if basis is None else whole(basis) for basis in start)
+        a, b = (None if basis is None else gathered(basis) for basis in start)
         left, right = super().find_basis(p, grad, (a, b), group)
         return replicated(left, like=p), replicated(right, like=p)
 
@@ -94,7 +94,7 @@ class ShardedMuon(ShardedAdamW, Muon):
         """The rows of this process, of what the first process finds."""
         if not is_spread(mean):
             return super().orthogonal(mean, group)
-        matrix = replicated(super().orthogonal(whole(mean), group), like=mean)
+        matrix = replicated(super().orthogonal(gathered(mean), group), like=mean)
         return matrix.redistribute(placements=mean.placements)  # type: ignore[union-attr, attr-defined]
 
 
@@ -114,7 +114,7 @@ def is_spread(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """A tensor that is spread over the processes, gathered; any other as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 

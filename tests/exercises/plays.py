@@ -34,7 +34,7 @@ def measured(name: str) -> dict[str, Any]:
     wanted, place = exercise(name), playing.place_of(name)
     for label, function in right_answers(wanted).items():
         result = playing.alone(name, function)
-        assert result.whole, f"{name}, a right answer ({label}): {result}"
+        assert result.complete, f"{name}, a right answer ({label}): {result}"
     return {
         "loop": place.loop,
         "of": len(playing.with_references(place.loop, (name,)).values),
@@ -47,7 +47,7 @@ def seen(name: str, function: Any) -> int | str:
     result = playing.alone(name, function)
     if result.error:
         return result.error
-    return HIDDEN if result.whole else result.same + 1
+    return HIDDEN if result.complete else result.same + 1
 
 
 def stored() -> dict[str, dict[str, Any]]:

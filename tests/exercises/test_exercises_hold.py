@@ -135,7 +135,7 @@ def test_every_mutant_is_rejected_and_every_case_is_needed(bench: Bench) -> None
 
 def mutants_killed(bench: Bench) -> dict[str, list[int]]:
     """Of every mutant of the solution the cases that reject it."""
-    own = solution(bench.exercise.name, whole=False)
+    own = solution(bench.exercise.name, with_given=False)
     given = solution(bench.exercise.name)[: -len(own)]
     return {label: killers(bench, given + code) for label, code in mutants(own)}
 

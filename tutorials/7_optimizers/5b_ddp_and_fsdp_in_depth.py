@@ -277,7 +277,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lm_from_scratch.runs.distributed import processes
-from lm_from_scratch.runs.sharded import whole
+from lm_from_scratch.runs.sharded import gathered
 
 KINDS = {
     "all_reduce": "all-reduce", "allreduce": "all-reduce",
@@ -325,7 +325,7 @@ def run(group, optimizer):
         name: [tuple(p.shape), tuple(local(p).shape)]
         for name, p in blocks(model)[0].named_parameters()
     }
-    tensors = {name: whole(p) for name, p in model.state_dict().items()}
+    tensors = {name: gathered(p) for name, p in model.state_dict().items()}
     if group.rank == 0:
         file = f"{group.parallel}-{optimizer}.safetensors"
         save_file({n: x.contiguous() for n, x in tensors.items()}, HERE / file)
@@ -385,9 +385,9 @@ def clipped_by_shards(params, limit):
     mine = [torch.nn.Parameter(p.to_local()) for p in params]
     for p, q in zip(mine, params):
         p.grad = q.grad.to_local()  # the same memory
-    true = whole(clip_grad_norm_(params, math.inf)).item()
+    true = gathered(clip_grad_norm_(params, math.inf)).item()
     own = clip_grad_norm_(mine, limit).item()
-    after = whole(clip_grad_norm_(params, math.inf)).item()
+    after = gathered(clip_grad_norm_(params, math.inf)).item()
     return {"true": true, "own": own, "after": after}
 
 

@@ -266,7 +266,7 @@ def votes_of(week: plans.Week) -> list[Vote]:
 
 def wrong_file(vote: Vote) -> str:
     """The wrong answer as a script that a teacher can check before the class."""
-    own = source.solution(vote.exercise.name, whole=False)
+    own = source.solution(vote.exercise.name, with_given=False)
     changed = own
     for old, new in vote.wrong.answer.items():
         changed = changed.replace(old, new)
@@ -389,5 +389,5 @@ def sheet(number: int, week: int) -> str:
 
 def lines(one: Exercise) -> int:
     """Lines of code of the solution."""
-    code = source.solution(one.name, whole=False)
+    code = source.solution(one.name, with_given=False)
     return len(re.findall(r"^\s*[^\s#]", code, re.M))

@@ -112,7 +112,7 @@ def test_the_package_s_functions_run_before_the_student_s(monkeypatch) -> None:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
     try:
-        assert not alone("rms_norm", spoils).whole
+        assert not alone("rms_norm", spoils).complete
     finally:
         torch.rsqrt = rsqrt
 
@@ -128,8 +128,8 @@ def test_losses_are_compared_to_two_decimals_and_lengths_count() -> None:
     assert Shown([float("nan")]).same(Shown([1.0])) == 0
     for own, right in (([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])):
         found = agreement(Shown(own), Shown(right))
-        assert (found.same, found.of, found.whole) == (1, 2, False)
-    assert not agreement(Shown([1.0], error="ValueError"), Shown([1.0])).whole
+        assert (found.same, found.of, found.complete) == (1, 2, False)
+    assert not agreement(Shown([1.0], error="ValueError"), Shown([1.0])).complete
 
 
 def test_nothing_is_left_behind_in_the_shipped_model() -> None:

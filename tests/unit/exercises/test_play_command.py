@@ -168,7 +168,7 @@ def test_a_loop_that_never_ends_costs_its_own_student_alone(tmp_path, monkeypatc
     a, b = play_class(tmp_path, seconds=20, limit=2)
     assert a.parts == b.parts == ["rms_norm"]
     assert a.played.reason.startswith("stopped after 2 s") and not a.played.agreements
-    assert all(found.whole for found in b.played.agreements.values())
+    assert all(found.complete for found in b.played.agreements.values())
 
 
 def forged(answers, seconds):

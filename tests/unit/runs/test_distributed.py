@@ -38,7 +38,7 @@ from lm_from_scratch.runs.distributed import (
     processes,
     watching_signals,
 )
-from lm_from_scratch.runs.sharded import ShardedAdamW, ShardedGaLore, sharded, whole
+from lm_from_scratch.runs.sharded import ShardedAdamW, ShardedGaLore, gathered, sharded
 from lm_from_scratch.text.batch import Batch
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
@@ -133,7 +133,7 @@ def run(
         reported.append((step.loss, step.grad_norm, step.held_out_loss or 0.0))
         if step.step == stop_after:
             steps.close()
-    state = {name: whole(tensor).detach().clone() for name, tensor in model.state_dict().items()}
+    state = {name: gathered(tensor).detach().clone() for name, tensor in model.state_dict().items()}
     return {**state, "reported": torch.tensor(reported, dtype=torch.float64)}
 
 
@@ -530,7 +530,7 @@ def some_steps(base: type, options: dict[str, object], mesh: object = None) -> l
             grad = torch.randn(p.shape, generator=generator).double()
             p.grad = spread(grad * (step != 3 or p.dim() < 4))  # a gradient of zeros, too
         optimizer.step()
-    return [whole(p).detach() for p in params]
+    return [gathered(p).detach() for p in params]
 
 
 def bad_step(mesh: object) -> None:

@@ -24,7 +24,7 @@ from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.runs.checkpoints import frozen_digest, with_checkpoints
 from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes, processes
-from lm_from_scratch.runs.sharded import whole
+from lm_from_scratch.runs.sharded import gathered
 from lm_from_scratch.text.batches import PackedBatches, TokenFile, write_tokens
 from lm_from_scratch.text.corpora import reference
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -88,7 +88,9 @@ def run(
             os.kill(os.getpid(), signal.SIGKILL)
         if step.step == stop_after:
             steps.close()
-    trained = {n: whole(p).detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    trained = {
+        n: gathered(p).detach().clone() for n, p in model.named_parameters() if p.requires_grad
+    }
     return {**trained, "reported": torch.tensor(reported, dtype=torch.float64)}
 
 
