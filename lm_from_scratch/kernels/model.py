@@ -21,10 +21,11 @@ from lm_from_scratch.kernels.paged import Paged, paged_attention
 from lm_from_scratch.kernels.rope import apply_rope
 from lm_from_scratch.kernels.swiglu import swiglu
 from lm_from_scratch.layers.gated_mlp import GatedMLP, gated_silu
-from lm_from_scratch.layers.head import Head
+from lm_from_scratch.layers.head import Head, TiedHead
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import apply_partial_rope, unrotated
 from lm_from_scratch.models import gpt2, qwen2, qwen3
+from lm_from_scratch.training.objective import OwnLosses
 from lm_from_scratch.weights.int8 import Int8Weight
 from lm_from_scratch.weights.quantize import quantized_weights
 
@@ -55,6 +56,18 @@ REPLACED: dict[str, tuple[tuple[type[nn.Module], ...], str, Any]] = {
 INT8, LOSS = "int8", "loss"
 
 
+class KernelHead(OwnLosses, Head):
+    """A head whose loss the kernels compute."""
+
+    losses = causal_lm_loss, chunked_causal_lm_loss
+
+
+class TiedKernelHead(OwnLosses, TiedHead):
+    """The same for one that is the token embedding."""
+
+    losses = causal_lm_loss, chunked_causal_lm_loss
+
+
 def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[str, int]:
     """Make a built model compute with kernels, and say how many functions each name replaced.
 
@@ -74,7 +87,7 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
         raise ValueError(f"only={sorted(unknown)} must be some of {known}")
     for name, parameter in model.named_parameters():
         check_device("use_kernels_", **{name: parameter})
-    found: list[tuple[nn.Module, str, Any, str]] = []
+    replaced: list[tuple[nn.Module, str, Any, str]] = []
     for module in model.modules():
         for name, (callers, attribute, kernel) in REPLACED.items():
             if not isinstance(module, callers) or name not in (only or known):
@@ -83,10 +96,10 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
                 continue  # another activation
             if name == "rope" and module.rotate in (apply_partial_rope, unrotated):
                 continue  # the kernel turns all features
-            found.append((module, attribute, kernel, name))
-    counts = {name: sum(which == name for *_, which in found) for name in known}
+            replaced.append((module, attribute, kernel, name))
+    counts = {name: sum(which == name for *_, which in replaced) for name in known}
     codes = [w for w in quantized_weights(model).values() if isinstance(w, Int8Weight)]
-    heads = [module for module in model.modules() if isinstance(module, Head)]
+    heads: list[Any] = [module for module in model.modules() if isinstance(module, Head)]
     counts[LOSS] = len(heads) if LOSS in (only or known) else 0
     counts[INT8] = len(codes) if INT8 in (only or known) else 0
     missing = [name for name in only or () if not counts[name]]
@@ -98,8 +111,8 @@ def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[
         )
     if counts[INT8]:
         use_int8_kernel_(model)
-    for module, attribute, kernel, _ in found:
+    for module, attribute, kernel, _ in replaced:
         setattr(module, attribute, kernel)
     for head in heads if counts[LOSS] else ():
-        head.losses = causal_lm_loss, chunked_causal_lm_loss
+        head.__class__ = TiedKernelHead if isinstance(head, TiedHead) else KernelHead
     return {name: count for name, count in counts.items() if count}

@@ -12,9 +12,6 @@ class Head(nn.Module):
     ``product`` computes it: an attribute, so that a built model can be given another function."""
 
     weight: Tensor
-    #: Where a change of the model brings its own loss: that of logits and targets, and that of
-    #: hidden states, the weight and targets, which never holds the logits.
-    losses: tuple[Callable[..., Tensor], Callable[..., Tensor]] | None = None
     product: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, n_embd: int, vocab_size: int) -> None:

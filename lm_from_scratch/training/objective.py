@@ -26,16 +26,25 @@ class Objective(nn.Module):
         self.model, self.dtype = model, dtype
 
 
+class OwnLosses:
+    """A head that brings its own loss: that of logits and targets, and that of hidden states, the
+    weight and targets, which never holds the logits."""
+
+    losses: tuple[Callable[..., Tensor], Callable[..., Tensor]]
+
+
 class NextTokenLoss(Objective):
     """The loss of the next token; ``chunked`` never holds the logits. It is computed by the
-    functions that belong to the head, if it has some, as with kernels."""
+    functions of the head, if it has its own, as with kernels."""
 
     def __init__(self, model: CausalLM, dtype: str = "float32", chunked: bool = False) -> None:
         super().__init__(model, dtype)
         self.chunked = chunked
         self.loss: Callable[..., Tensor]
         self.chunked_loss: Callable[..., Tensor]
-        self.loss, self.chunked_loss = model.head.losses or (causal_lm_loss, chunked_causal_lm_loss)
+        self.loss, self.chunked_loss = causal_lm_loss, chunked_causal_lm_loss
+        if isinstance(model.head, OwnLosses):
+            self.loss, self.chunked_loss = model.head.losses
 
     def forward(
         self,
