@@ -16,19 +16,16 @@ def by_companion(H, rates, momentum=0.0, decay=0.0):
 
 
 def by_torch(H, rates, momentum=0.0, decay=0.0):
-    """The optimizer itself, until it is far away."""
-    verdicts = []
-    for rate in rates:
-        x = torch.ones(len(H), dtype=torch.float64).cumsum(0).sqrt().requires_grad_()
-        optimizer = torch.optim.SGD([x], lr=rate, momentum=momentum, weight_decay=decay)
-        start = float(x.norm())
-        for _ in range(250):
-            x.grad = H @ x.detach()
-            optimizer.step()
-            if not x.norm() < 1e3 * start:
-                break
-        verdicts.append(not bool(x.norm() < 1e3 * start))
-    return verdicts
+    """The optimizer itself, with a group of parameters for each rate."""
+    start = torch.ones(len(H), dtype=torch.float64).cumsum(0).sqrt()
+    points = [start.clone() for _ in rates]
+    groups = [{"params": [x], "lr": rate} for x, rate in zip(points, rates, strict=True)]
+    optimizer = torch.optim.SGD(groups, momentum=momentum, weight_decay=decay, foreach=False)
+    for _ in range(250):
+        for x in points:
+            x.grad = H @ x
+        optimizer.step()
+    return [not bool(x.norm() < 1e3 * start.norm()) for x in points]
 
 
 def by_one_matrix(H, rates, momentum=0.0, decay=0.0):
