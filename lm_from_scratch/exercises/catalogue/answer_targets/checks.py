@@ -20,8 +20,8 @@ def reference(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
     for row, ids, pairs in zip(targets, chats, spans, strict=True):
         answer = [any(start <= i <= end for start, end in pairs) for i in range(len(ids))]
         if any(answer[1:length]):
-            (found,) = targets_of([Answered(ids[:length], answer[:length])]).targets
-            row[: len(found)] = found
+            (labels,) = targets_of([Answered(ids[:length], answer[:length])]).targets
+            row[: len(labels)] = labels
     return targets
 
 

@@ -35,11 +35,11 @@ def judged(function: Any, rounds: list[Round]) -> dict[str, Any]:
 
 def numbers(g: Generator, n: int, low: int = 2, high: int = 21) -> list[int]:
     """Different numbers, the largest first."""
-    found: list[int] = []
-    while len(found) < n:
-        if (one := integer(g, low, high)) not in found:
-            found.append(one)
-    return sorted(found, reverse=True)
+    drawn: list[int] = []
+    while len(drawn) < n:
+        if (one := integer(g, low, high)) not in drawn:
+            drawn.append(one)
+    return sorted(drawn, reverse=True)
 
 
 def asked(target: int, *given: int) -> str:

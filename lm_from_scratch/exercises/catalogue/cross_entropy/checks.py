@@ -93,9 +93,9 @@ def written_out(function: Callable[..., Any], *args: Any) -> str:
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = [x for x in ("cross_entropy", "nll_loss") if x in getattr(f, "__name__", "")]
+            losses = [x for x in ("cross_entropy", "nll_loss") if x in getattr(f, "__name__", "")]
             if function is not causal_lm_loss:
-                called.extend(found)
+                called.extend(losses)
             return f(*args, **(kwargs or {}))
 
     with Watch():

@@ -119,12 +119,12 @@ def precise(g: Generator) -> Call:
 def frozen(function: Any, log_probs: Tensor, reference: Tensor, mask: Tensor) -> Any:
     """What reaches the reference, and which results have a gradient."""
     reference = reference.clone().requires_grad_()
-    found = function(log_probs.clone().requires_grad_(), reference, mask)
-    if found["loss"].requires_grad:
-        found["loss"].backward()
+    results = function(log_probs.clone().requires_grad_(), reference, mask)
+    if results["loss"].requires_grad:
+        results["loss"].backward()
     return {
         "a gradient reaches the reference": reference.grad is not None,
-        "these have a gradient": [key for key in sorted(found) if found[key].requires_grad],
+        "these have a gradient": [key for key in sorted(results) if results[key].requires_grad],
     }
 
 

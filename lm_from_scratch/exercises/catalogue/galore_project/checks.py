@@ -54,11 +54,11 @@ def kept(function: Callable[..., Any], grad: Tensor, **options: Any) -> dict[str
     """The memory that stays because of the object, after it was used once."""
     made = function(grad, **options)
     made.project_back(made.project(grad))
-    found: dict[int, int] = {}
-    look(made, found, set())
+    sizes: dict[int, int] = {}
+    look(made, sizes, set())
     return {
         "the bytes that the basis needs": made.basis.numel() * made.basis.element_size(),
-        "the bytes that the object keeps in memory": sum(found.values()),
+        "the bytes that the object keeps in memory": sum(sizes.values()),
     }
 
 

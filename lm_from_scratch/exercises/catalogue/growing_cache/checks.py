@@ -62,49 +62,49 @@ def named(result: Any, first: str, second: str) -> Any:
 
 def feed(cache: Cache, layers: Pairs, start: int, end: int, where: str = "") -> dict[str, Any]:
     """One pass over the tokens from start to end - 1; what every layer returns."""
-    found = {}
+    results = {}
     for number, (k, v) in enumerate(layers):
         result = cache.update(number, k[:, :, start:end], v[:, :, start:end])
         place = f"of layer {number} after {end} tokens{where}"
-        found[f"update {place}"] = named(result, f"the keys {place}", f"the values {place}")
-    return found
+        results[f"update {place}"] = named(result, f"the keys {place}", f"the values {place}")
+    return results
 
 
 def pieces(make: Callable[..., Cache], n_layer: int, layers: Pairs, sizes: Sequence[int]) -> Any:
     cache, at = make(n_layer), 0
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for size in sizes:
-        found |= feed(cache, layers, at, at + size)
+        results |= feed(cache, layers, at, at + size)
         at += size
-        found[f"length after {at} tokens"] = cache.length
-    return found
+        results[f"length after {at} tokens"] = cache.length
+    return results
 
 
 def sight(make: Callable[..., Cache], n_layer: int, layers: Pairs, sizes: Sequence[int]) -> Any:
     cache, at = make(n_layer), 0
-    found: dict[str, Any] = {"length of an empty cache": cache.length}
+    results: dict[str, Any] = {"length of an empty cache": cache.length}
     for size in sizes:
         new = f"of {size} tokens after {at}"
-        found[f"see, {new}"] = named(cache.see(size), f"the positions {new}", f"the mask {new}")
+        results[f"see, {new}"] = named(cache.see(size), f"the positions {new}", f"the mask {new}")
         feed(cache, layers, at, at + size)
         at += size
-    return found
+    return results
 
 
 def whole_passes(
     make: Callable[..., Cache], n_layer: int, layers: Pairs, sizes: Sequence[int]
 ) -> Any:
     cache, at = make(n_layer), 0
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for size in sizes:
         end = at + size
         for number, (k, v) in enumerate(layers):
             result = cache.update(number, k[:, :, at:end], v[:, :, at:end])
             place = f"of layer {number} after {end} tokens"
-            found[f"update {place}"] = named(result, f"the keys {place}", f"the values {place}")
-            found[f"length, tokens {at} to {end - 1}, after layer {number}"] = cache.length
+            results[f"update {place}"] = named(result, f"the keys {place}", f"the values {place}")
+            results[f"length, tokens {at} to {end - 1}, after layer {number}"] = cache.length
         at = end
-    return found
+    return results
 
 
 def broken_off(make: Callable[..., Cache], n_layer: int, layers: Pairs, junk: Pairs) -> Any:
@@ -112,16 +112,16 @@ def broken_off(make: Callable[..., Cache], n_layer: int, layers: Pairs, junk: Pa
     feed(cache, layers, 0, 4)
     for number, (k, v) in enumerate(junk):  # not all layers
         cache.update(number, k, v)
-    found: dict[str, Any] = {"length after the pass that stopped": cache.length}
-    found["see(2) after the pass that stopped"] = named(cache.see(2), "the positions", "the mask")
-    found |= feed(cache, layers, 4, 6, ", a pass stopped at 4")
-    found |= feed(cache, layers, 6, 7, ", a pass stopped at 4")
-    return found | at_once(make, n_layer, layers, junk)
+    results: dict[str, Any] = {"length after the pass that stopped": cache.length}
+    results["see(2) after the pass that stopped"] = named(cache.see(2), "the positions", "the mask")
+    results |= feed(cache, layers, 4, 6, ", a pass stopped at 4")
+    results |= feed(cache, layers, 6, 7, ", a pass stopped at 4")
+    return results | at_once(make, n_layer, layers, junk)
 
 
 def at_once(make: Callable[..., Cache], n_layer: int, layers: Pairs, junk: Pairs) -> Any:
     """Rows are selected, or tokens forgotten, right after a pass that stopped."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     rows = torch.arange(layers[0][0].shape[0]).flip(0)
     for word, do in (("select", lambda c: c.select(rows)), ("crop(3)", lambda c: c.crop(3))):
         cache = make(n_layer)
@@ -129,18 +129,18 @@ def at_once(make: Callable[..., Cache], n_layer: int, layers: Pairs, junk: Pairs
         for number, (k, v) in enumerate(junk):
             cache.update(number, k, v)
         do(cache)
-        found[f"length after {word} after the pass that stopped"] = length = cache.length
+        results[f"length after {word} after the pass that stopped"] = length = cache.length
         went_on = [(k[rows], v[rows]) for k, v in layers] if word == "select" else layers
-        found |= feed(cache, went_on, length, length + 2, f", {word} after a pass that stopped")
-    return found
+        results |= feed(cache, went_on, length, length + 2, f", {word} after a pass that stopped")
+    return results
 
 
 def long_text(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
     """More tokens than any limit that nobody asked for."""
     cache, S = make(n_layer), layers[0][0].shape[2]
     feed(cache, layers, 0, S - 9)
-    found: dict[str, Any] = {"length": cache.length}
-    return found | feed(cache, layers, S - 9, S) | {"length at the end": cache.length}
+    results: dict[str, Any] = {"length": cache.length}
+    return results | feed(cache, layers, S - 9, S) | {"length at the end": cache.length}
 
 
 def selected(make: Callable[..., Cache], n_layer: int, layers: Pairs, rows: Tensor) -> Any:
@@ -148,28 +148,28 @@ def selected(make: Callable[..., Cache], n_layer: int, layers: Pairs, rows: Tens
     feed(cache, layers, 0, 5)
     cache.select(rows.clone())
     chosen = [(k[rows], v[rows].flip(0)) for k, v in layers]  # rows that part from here on
-    found = {"length after select": cache.length} | feed(cache, chosen, 5, 6, " and select")
+    results = {"length after select": cache.length} | feed(cache, chosen, 5, 6, " and select")
     cache.select(torch.tensor([1]))
     one = [(k[1:2], v[1:2]) for k, v in chosen]
-    return found | feed(cache, one, 6, 7, " and select twice")
+    return results | feed(cache, one, 6, 7, " and select twice")
 
 
 def cropped(make: Callable[..., Cache], n_layer: int, layers: Pairs, others: Pairs) -> Any:
     cache = make(n_layer)
     feed(cache, others, 0, 6)
     cache.crop(2)
-    found: dict[str, Any] = {"length after crop(2)": cache.length}
-    found |= feed(cache, layers, 2, 5, ", crop(2) after 6")
+    results: dict[str, Any] = {"length after crop(2)": cache.length}
+    results |= feed(cache, layers, 2, 5, ", crop(2) after 6")
     cache.crop(0)
-    return found | {"length after crop(0)": cache.length} | feed(cache, layers, 0, 1, ", crop(0)")
+    return results | {"length after crop(0)": cache.length} | feed(cache, layers, 0, 1, ", crop(0)")
 
 
 def forgotten(make: Callable[..., Cache], n_layer: int, layers: Pairs, others: Pairs) -> Any:
     cache = make(n_layer)
     feed(cache, others, 0, 6)
     cache.reset()
-    found: dict[str, Any] = {"length after reset()": cache.length}
-    return found | feed(cache, layers, 0, 3, ", reset() before")
+    results: dict[str, Any] = {"length after reset()": cache.length}
+    return results | feed(cache, layers, 0, 3, ", reset() before")
 
 
 def refused(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
@@ -184,32 +184,32 @@ def refused(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
         "keys and values in float64": (0, k.double(), v.double()),
         "good keys, values in float64": (0, k, v.double()),
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, arguments in tries.items():
         try:
             cache.update(*arguments)
-            found[name] = "is accepted"
+            results[name] = "is accepted"
         except ValueError:
-            found[name] = "raises ValueError"
-    found["length after refusals"] = cache.length
-    found |= feed(cache, layers, 3, 5, ", after refusals")
-    return found | refused_within(cache, layers)
+            results[name] = "raises ValueError"
+    results["length after refusals"] = cache.length
+    results |= feed(cache, layers, 3, 5, ", after refusals")
+    return results | refused_within(cache, layers)
 
 
 def refused_within(cache: Cache, layers: Pairs) -> Any:
     """The last layer refuses its pairs once, in a pass that then goes on."""
     *first, (k, v) = [(k[:, :, 5:7], v[:, :, 5:7]) for k, v in layers]
     feed(cache, first, 0, 2)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, pair in (("rows", (k[:1], v[:1])), ("dtype", (k.double(), v.double()))):
         try:
             cache.update(len(first), *pair)
-            found[f"another {name} in the last layer"] = "is accepted"
+            results[f"another {name} in the last layer"] = "is accepted"
         except ValueError:
-            found[f"another {name} in the last layer"] = "raises ValueError"
+            results[f"another {name} in the last layer"] = "raises ValueError"
     cache.update(len(first), k, v)
-    found["length after a refusal within a pass"] = cache.length
-    return found | feed(cache, layers, 7, 8, ", a refusal within the pass before")
+    results["length after a refusal within a pass"] = cache.length
+    return results | feed(cache, layers, 7, 8, ", a refusal within the pass before")
 
 
 def own_memory(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
@@ -227,14 +227,14 @@ def own_memory(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
 
 
 def without_graph(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> Any:
-    cache, found = make(n_layer), {}
+    cache, results = make(n_layer), {}
     leaves = [(k.clone().requires_grad_(), v.clone().requires_grad_()) for k, v in layers]
     for at in range(2):
         for number, (k, v) in enumerate(leaves):
             pair = cache.update(number, k[:, :, at : at + 1], v[:, :, at : at + 1])
             for name, part in zip(("keys", "values"), pair, strict=True):
-                found[f"the {name} of step {at} require a gradient"] = part.requires_grad
-    return found
+                results[f"the {name} of step {at} require a gradient"] = part.requires_grad
+    return results
 
 
 # ------------------------------------------------------------------------------------- arguments

@@ -17,12 +17,12 @@ Batch = dict[str, Tensor]
 
 def answers(chat: list[int]) -> list[bool]:
     """Which tokens the assistant wrote."""
-    found, role = [], 0
+    results, role = [], 0
     for i, token in enumerate(chat):
         header = token == START or (i > 0 and chat[i - 1] == START)
         role = 0 if token == START else token if header else role
-        found.append(role == ASSISTANT and not header)
-    return found
+        results.append(role == ASSISTANT and not header)
+    return results
 
 
 def reference(chats: list[list[int]]) -> Batch:
@@ -31,8 +31,8 @@ def reference(chats: list[list[int]]) -> Batch:
     targets = torch.full_like(idx, IGNORE)
     for row, chat in zip(targets, chats, strict=True):
         if any(answers(chat)):
-            (found,) = targets_of([Answered(chat, answers(chat))]).targets
-            row[: len(found)] = found
+            (results,) = targets_of([Answered(chat, answers(chat))]).targets
+            row[: len(results)] = results
     return {"input_ids": idx, "targets": targets}
 
 

@@ -47,11 +47,11 @@ Reorder = Callable[[Buffers, Tensor], Any]
 
 def contents(cache: Buffers) -> dict[str, Any]:
     """What is in use: (P n, H, length, D) for keys and values of each layer."""
-    found = {}
+    results = {}
     for layer, (k, v) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        found[f"the keys of layer {layer}"] = k[:, :, : cache.length].clone()
-        found[f"the values of layer {layer}"] = v[:, :, : cache.length].clone()
-    return found
+        results[f"the keys of layer {layer}"] = k[:, :, : cache.length].clone()
+        results[f"the values of layer {layer}"] = v[:, :, : cache.length].clone()
+    return results
 
 
 def moved(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor) -> Any:
@@ -77,23 +77,23 @@ def same_memory(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor)
 def same_cache(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor) -> Any:
     cache = Buffers(keys, values)
     result = reorder(cache, parents)
-    found = "the cache itself" if result is cache else f"another {type(result).__name__}"
+    results = "the cache itself" if result is cache else f"another {type(result).__name__}"
     return {
-        "what comes back": "nothing" if result is None else found,
+        "what comes back": "nothing" if result is None else results,
         "tokens in use": cache.length,
         **contents(cache),
     }
 
 
 def two_steps(reorder: Reorder, keys: Tensor, values: Tensor, parents: Tensor, new: Tensor) -> Any:
-    cache, found = Buffers(keys, values), {}
+    cache, results = Buffers(keys, values), {}
     for step in range(2):
         reorder(cache, parents)
         cache.append(new[step, 0], new[step, 1])
-        found[f"after step {step + 1}"] = {
+        results[f"after step {step + 1}"] = {
             f"{name}, step {step + 1}": part for name, part in contents(cache).items()
         }
-    return found
+    return results
 
 
 # ------------------------------------------------------------------------------------- arguments

@@ -56,13 +56,13 @@ def by_round(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int)
     T = prompt.shape[1]
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         return logits
-    found: dict[str, Any] = {"the number of tokens with logits": logits.shape[1]}
+    results: dict[str, Any] = {"the number of tokens with logits": logits.shape[1]}
     at = 0
     sizes = [len(part) for part in torch.arange(T).split(chunk)] + [1] * (n - 1)
     for number, size in enumerate(sizes):
-        found[f"the logits of round {number + 1}"] = logits[:, at : at + size]
+        results[f"the logits of round {number + 1}"] = logits[:, at : at + size]
         at += size
-    return found
+    return results
 
 
 def tokens_read(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) -> Any:

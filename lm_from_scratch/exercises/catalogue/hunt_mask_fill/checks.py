@@ -101,9 +101,9 @@ def not_numbers(
     """The gradients that hold NaN, by the name of their input."""
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     y = function(*inputs, visible).float().sum()
-    found = torch.autograd.grad(y, inputs, allow_unused=True) if y.requires_grad else (None,) * 3
+    results = torch.autograd.grad(y, inputs, allow_unused=True) if y.requires_grad else (None,) * 3
     holds = [
-        name for name, x in zip("qkv", found, strict=True) if x is not None and x.isnan().any()
+        name for name, x in zip("qkv", results, strict=True) if x is not None and x.isnan().any()
     ]
     return {"gradients that hold NaN": holds}
 

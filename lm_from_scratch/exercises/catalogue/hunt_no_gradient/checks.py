@@ -105,10 +105,10 @@ def gradients(function: Any, model: nn.Module, *args: Any, **options: Any) -> di
     loss = function(model, *args, **options)
     early = [name for name, p in model.named_parameters() if p.grad is not None]
     loss.backward()
-    found: dict[str, Any] = {"the weights that had a gradient before backward()": early}
+    results: dict[str, Any] = {"the weights that had a gradient before backward()": early}
     for name, p in model.named_parameters():
-        found[f"the gradient of {name}"] = torch.zeros(()) if p.grad is None else p.grad
-    return found
+        results[f"the gradient of {name}"] = torch.zeros(()) if p.grad is None else p.grad
+    return results
 
 
 def others(
@@ -148,8 +148,8 @@ def three_steps(function: Any, model: nn.Module, *args: Any) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    found = {"the losses of three steps": torch.stack(losses)}
-    return found | {f"{name} after them": p.detach() for name, p in model.named_parameters()}
+    results = {"the losses of three steps": torch.stack(losses)}
+    return results | {f"{name} after them": p.detach() for name, p in model.named_parameters()}
 
 
 # ------------------------------------------------------------------------------- wrong answers

@@ -55,8 +55,8 @@ def ask_two(
     """Two objects of one shape, made first and asked afterwards."""
     both = [function(dim, theta=theta) for theta in thetas]
     x = torch.zeros(1, 2, positions.shape[1], dim)
-    found = [rotary(x, positions, int(positions.max()) + 1) for rotary in both]
-    return {f"theta {theta:g}": result for theta, result in zip(thetas, found, strict=True)}
+    results = [rotary(x, positions, int(positions.max()) + 1) for rotary in both]
+    return {f"theta {theta:g}": result for theta, result in zip(thetas, results, strict=True)}
 
 
 def what_is_saved(function: Callable[..., Any], dim: int, positions: Tensor) -> dict[str, Any]:

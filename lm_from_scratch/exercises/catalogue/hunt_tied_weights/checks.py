@@ -149,14 +149,14 @@ def leaves_checkpoint(function: Any, *, state: dict[str, Tensor]) -> dict[str, A
     with swap_on_conversion(False):
         function(first, state)
         function(second, state)
-    found = {
+    results = {
         "a model shares memory with the checkpoint": bool(memory(first) & theirs),
         "two models share memory": bool(memory(first) & memory(second)),
     }
     before = {name: x.clone() for name, x in state.items()}
     train(first, torch.optim.SGD(first.parameters(), lr=0.1))
     same = all(torch.equal(x, before[name]) for name, x in state.items())
-    return {**found, "training changed the checkpoint": not same}
+    return {**results, "training changed the checkpoint": not same}
 
 
 def loads_again(function: Any, *, state: dict[str, Tensor]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def multiplications(prompt: int, new: int, **sizes: int) -> tuple[int, int]:
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = formula_attention  # whose two products are seen as such
-    found = []
+    results = []
     for cached in (False, True):
         cache = GrowingCache(config.n_layer)
         ids = torch.zeros(1, prompt + new, dtype=torch.int64)
@@ -41,8 +41,8 @@ def multiplications(prompt: int, new: int, **sizes: int) -> tuple[int, int]:
                 if not cached:
                     cache = GrowingCache(config.n_layer)
                 model(ids[:, cache.length : end], cache=cache, keep=slice(-1, None))
-        found.append(counter.get_total_flops() // 2)
-    return found[0], found[1]
+        results.append(counter.get_total_flops() // 2)
+    return results[0], results[1]
 
 
 def model(g: Generator, **fixed: int) -> dict[str, int]:

@@ -62,7 +62,7 @@ def report(layer: nn.Linear, shared: set[int], caught: list[str]) -> dict[str, A
     """What a module holds after it was loaded."""
     now = layer.weight
     coded = hasattr(now, "codes")
-    found = {
+    results = {
         "the module's weight": "an Int8Tensor" if coded else "a plain tensor",
         "its dtype": str(now.dtype),
         "its values": (now.dequantize() if coded else now.detach()).float(),
@@ -71,10 +71,10 @@ def report(layer: nn.Linear, shared: set[int], caught: list[str]) -> dict[str, A
     for name, part in zip(("codes", "scale") if coded else ("numbers",), held(now), strict=True):
         own = part.untyped_storage().data_ptr() not in shared
         if shared:
-            found[f"the memory of its {name}"] = "its own" if own else "the checkpoint's"
-    found["its codes"] = held(now)[0] if coded else "none"
-    found["the dtype of its scale"] = str(held(now)[1].dtype) if coded else "none"
-    return found
+            results[f"the memory of its {name}"] = "its own" if own else "the checkpoint's"
+    results["its codes"] = held(now)[0] if coded else "none"
+    results["the dtype of its scale"] = str(held(now)[1].dtype) if coded else "none"
+    return results
 
 
 def loading(module: bool, checkpoint: bool, assign: bool, parameter: bool = False) -> Any:
@@ -90,36 +90,36 @@ def loading(module: bool, checkpoint: bool, assign: bool, parameter: bool = Fals
         before = [part.detach().clone() for part in held(other)]
         shared = memory(other)
         caught = fill(layer, {"weight": other}, assign)
-        found = report(layer, shared, caught)
+        results = report(layer, shared, caught)
         kept = all(torch.equal(a, b) for a, b in zip(held(other), before, strict=True))
-        return {**found, "the checkpoint is as it was": kept}
+        return {**results, "the checkpoint is as it was": kept}
 
     return use
 
 
 def parameters(kind: Any, **given: Tensor) -> dict[str, Any]:
     """A plain matrix, and one in codes, each as an nn.Parameter."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for title, coded in (("plain", False), ("coded", True)):
         report = loading(True, coded, False, parameter=True)(kind, **given)
-        found |= {f"{title}: {name}": value for name, value in report.items()}
-    return found
+        results |= {f"{title}: {name}": value for name, value in report.items()}
+    return results
 
 
 def round_trip(kind: Any, *, in_module: Tensor) -> dict[str, Any]:
     """Two tied modules load their own state; an optimizer holds the weight."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for assign in (False, True):
         first = module_with(kind.quantize(in_module))
         both = nn.Sequential(first, nn.Linear(1, 1, bias=False))
         both[1].weight = first.weight
         optimizer = torch.optim.SGD(both.parameters(), lr=1.0)
         caught = fill(both, dict(both.state_dict()), assign)
-        found |= {f"assign={assign}: {k}": v for k, v in report(first, set(), caught).items()}
-        found[f"assign={assign}: the modules are tied"] = both[1].weight is first.weight
+        results |= {f"assign={assign}: {k}": v for k, v in report(first, set(), caught).items()}
+        results[f"assign={assign}: the modules are tied"] = both[1].weight is first.weight
         known = optimizer.param_groups[0]["params"][0]
-        found[f"assign={assign}: the optimizer holds the weight"] = known is first.weight
-    return found
+        results[f"assign={assign}: the optimizer holds the weight"] = known is first.weight
+    return results
 
 
 # ------------------------------------------------------------------------------------- arguments

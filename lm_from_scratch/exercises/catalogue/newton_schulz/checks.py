@@ -65,12 +65,12 @@ class Largest(TorchDispatchMode):
 
 def sizes(function: Any, G: Tensor) -> dict[str, Any]:
     """The result for a matrix and for its transpose, and whether a tensor was larger."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, given in (("tall", G), ("wide", G.mT.contiguous())):
         with torch.no_grad(), Largest() as largest:
-            found[name] = function(given)
-        found[f"{name}: a tensor had more than m * n numbers"] = largest.numbers > G.numel()
-    return found
+            results[name] = function(given)
+        results[f"{name}: a tensor had more than m * n numbers"] = largest.numbers > G.numel()
+    return results
 
 
 def beside_one(function: Any, G: Tensor) -> dict[str, Tensor]:

@@ -64,42 +64,42 @@ def feed(ring: Any, text: Text, start: int, end: int, window: int) -> Any:
     sizes = [*keys.shape[2:3], *values.shape[2:3], positions.numel()]
     if positions.dim() != 1 or len(set(sizes)) > 1:
         return f"keys, values and positions of {', '.join(map(str, sizes))} tokens"
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for p in range(start, end):
         seen = positions[(positions >= 0) & (positions <= p) & (positions > p - window)]
-        found[f"positions that token {p} sees"] = seen.sort().values.tolist()
-    found["at most W + T keys come back"] = len(positions) <= window + end - start
+        results[f"positions that token {p} sees"] = seen.sort().values.tolist()
+    results["at most W + T keys come back"] = len(positions) <= window + end - start
     place = f"token {start}" if end == start + 1 else f"tokens {start} to {end - 1}"
-    found[f"the attention of {place}"] = "a token sees nothing"
-    if all(found[f"positions that token {p} sees"] for p in range(start, end)):
+    results[f"the attention of {place}"] = "a token sees nothing"
+    if all(results[f"positions that token {p} sees"] for p in range(start, end)):
         rule = Visibility(torch.arange(start, end)[None], positions[None], window=window)
-        found[f"the attention of {place}"] = attention_weights(q, keys, rule) @ values
-    return found
+        results[f"the attention of {place}"] = attention_weights(q, keys, rule) @ values
+    return results
 
 
 def pieces(make: Make, window: int, text: Text, sizes: Sequence[int]) -> Any:
     ring, at = make(window), 0
-    found: dict[str, Any] = {"length at first": ring.length}
+    results: dict[str, Any] = {"length at first": ring.length}
     for size in sizes:
-        found[f"update, {size} tokens after {at}"] = feed(ring, text, at, at + size, window)
+        results[f"update, {size} tokens after {at}"] = feed(ring, text, at, at + size, window)
         at += size
-        found[f"length after {at} tokens"] = ring.length
-    return found
+        results[f"length after {at} tokens"] = ring.length
+    return results
 
 
 def slots(make: Make, window: int, text: Text, sizes: Sequence[int]) -> Any:
     ring, at = make(window), 0
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for size in sizes:
         ring.update(*(part[:, :, at : at + size] for part in text[1:]))
         at += size
-        found[f"the slots' positions after {at} tokens"] = ring.positions.clone()
+        results[f"the slots' positions after {at} tokens"] = ring.positions.clone()
         held = (ring.positions >= 0)[:, None]
         for name, buffer in (("keys", ring.keys), ("values", ring.values)):
             if buffer.shape[2] == window:
                 buffer = torch.where(held, buffer, 0.0)  # what never was written may be anything
-            found[f"the slots' {name} after {at} tokens"] = buffer
-    return found
+            results[f"the slots' {name} after {at} tokens"] = buffer
+    return results
 
 
 def long_text(make: Make, window: int, text: Text) -> Any:
@@ -128,12 +128,12 @@ def again(make: Make, window: int, text: Text, other: Text) -> Any:
 def own_memory(make: Make, window: int, text: Text, other: Text) -> Any:
     ring, second = make(window), make(window)
     q, k, v = (part.clone() for part in text)
-    found = {"the first update": feed(ring, (q, k, v), 0, window, window)}
-    found["an update of another ring"] = feed(second, other, 0, 2, window)
+    results = {"the first update": feed(ring, (q, k, v), 0, window, window)}
+    results["an update of another ring"] = feed(second, other, 0, 2, window)
     k.zero_(), v.zero_()  # the caller's buffers are used again
-    found["the next update, k and v overwritten"] = feed(ring, text, window, window + 1, window)
-    found["the next update of the other ring"] = feed(second, other, 2, 3, window)
-    return found
+    results["the next update, k and v overwritten"] = feed(ring, text, window, window + 1, window)
+    results["the next update of the other ring"] = feed(second, other, 2, 3, window)
+    return results
 
 
 # ------------------------------------------------------------------------------------- arguments

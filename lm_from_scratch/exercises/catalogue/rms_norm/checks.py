@@ -26,8 +26,8 @@ def bfloat16(g: Generator) -> Call:
 
 def two_weights(function: Callable[..., Tensor], x: Tensor, weight: Tensor) -> dict[str, Tensor]:
     """With a weight of the dtype of x, and with one in float32."""
-    found = {f"with a {weight.dtype} weight": function(x, weight)}
-    return found | {"with a float32 weight": function(x, weight.float())}
+    results = {f"with a {weight.dtype} weight": function(x, weight)}
+    return results | {"with a float32 weight": function(x, weight.float())}
 
 
 def double(g: Generator) -> Call:

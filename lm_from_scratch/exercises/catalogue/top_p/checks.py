@@ -35,13 +35,13 @@ def kept_of_equals(
 
 def small_shares(function: Callable[..., Any], logits: Tensor, shares: list[float]) -> Any:
     """What each top_p gives, or that it is refused."""
-    found = {}
+    results = {}
     for p in shares:
         try:
-            found[f"top_p={p}"] = function(logits.clone(), top_p=p)
+            results[f"top_p={p}"] = function(logits.clone(), top_p=p)
         except ValueError:
-            found[f"top_p={p}"] = "raises ValueError"
-    return found
+            results[f"top_p={p}"] = "raises ValueError"
+    return results
 
 
 def with_and_without(function: Callable[..., Any], logits: Tensor, top_k: int, top_p: float) -> Any:
