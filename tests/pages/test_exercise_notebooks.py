@@ -14,9 +14,10 @@ from typing import Any
 import nbclient
 import nbformat
 import pytest
-from course import exercise_pages, hand_out, plans, sheets
+from course import hand_out, plans, sheets
 from exercise_leaks import leaks, plain, secrets
 from gallery import exercises, navigation, pages
+from output import generated
 from sources.templates import render
 from sphinx.addnodes import pending_xref
 
@@ -36,10 +37,6 @@ each_exercise_most_slow = pytest.mark.parametrize(
         for i, one in enumerate(EXERCISES)
     ],
 )
-
-
-def page(one: Exercise) -> str:
-    return render("exercise.md", **exercise_pages.values(one))
 
 
 def code_of(notebook: dict[str, Any]) -> list[str]:
@@ -222,7 +219,7 @@ def test_no_solution_in_what_a_student_gets(one: Exercise) -> None:
     assert leaks(plain(given[Path(f"{one.name}.ipynb")]), one.name) == []
     assert leaks(given[Path(f"{one.name}.py")], one.name) == []
     # The student has asked for a hint that is open.
-    assert leaks(page(one), one.name, "\n".join(one.hints)) == []
+    assert leaks(generated.exercise(one), one.name, "\n".join(one.hints)) == []
 
 
 @each_exercise
@@ -251,14 +248,14 @@ def test_no_solution_in_the_archive() -> None:
 @each_exercise
 def test_links_lead_both_ways(one: Exercise) -> None:
     assert pages.source(one.page).is_file(), f"{one.page} is no tutorial"
-    assert f"`{pages.document(one.page)}`" in page(one)
+    assert f"`{pages.document(one.page)}`" in generated.exercise(one)
     (line,) = navigation.with_checks(one.page, "gpu/1_swiglu")
     assert f"/exercises/{one.name}" in [x["reftarget"] for x in line.findall(pending_xref)]
 
 
 @each_exercise
 def test_a_page_has_all_parts(one: Exercise) -> None:
-    text = page(one)
+    text = generated.exercise(one)
     for part in ("## Your part", "## Check", "## Hints", f"check {one.name} {one.name}.py"):
         assert part in text
     assert text.count(":class-container: no-search") == len(one.hints)

@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from course import exercise_pages
 from gallery import exercises, pages
 from museum import cards
-from sources.templates import render
+from output import generated
 
 
 @cache
@@ -99,6 +98,4 @@ def test_every_mistake_of_a_page_has_a_card() -> None:
 def test_every_hunt_leads_to_the_index() -> None:
     for one in exercises.written():
         for number in cards.NUMBER.findall(one.hunt):
-            assert f"<{cards.label(number)}>`" in render(
-                "exercise.md", **exercise_pages.values(one)
-            )
+            assert f"<{cards.label(number)}>`" in generated.exercise(one)

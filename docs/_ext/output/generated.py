@@ -13,6 +13,7 @@ from live import tour
 from museum import cards, stories
 from sources.templates import PAGES, render, table
 
+from lm_from_scratch.exercises.exercise import Exercise
 from output import benchmarks
 
 PAGES.tests["lesson"] = pages.is_lesson
@@ -46,7 +47,7 @@ def texts(docs: Path) -> dict[Path, str | bytes]:
     for name in stories.STORIES:
         files[f"stories/{name}.rst"] = story(name)
     for one in exercises.written():
-        files[f"exercises/{one.name}.md"] = render("exercise.md", **exercise_pages.values(one))
+        files[f"exercises/{one.name}.md"] = exercise(one)
     for notebook in pages.notebooks():
         files[f"gpu/{notebook.name}"] = gpu_pages.page(notebook)
     files |= for_all_pages() | for_teachers()
@@ -68,6 +69,10 @@ def for_teachers() -> dict[str, str]:
         for week in range(1, number + 1):
             files[f"{sheets.place(number, week)}.md"] = sheets.sheet(number, week)
     return files
+
+
+def exercise(one: Exercise) -> str:
+    return render("exercise.md", **exercise_pages.values(one))
 
 
 def story(name: str) -> str:
