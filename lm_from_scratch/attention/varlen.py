@@ -154,15 +154,15 @@ def sequences(visibility: Visibility, B: int) -> Iterator[tuple[Tensor, Tensor]]
 def check_order(row: int, queries: Tensor, keys: Tensor) -> None:
     """Raises ``ValueError`` for positions of a sequence from which its place alone would give the
     wrong keys."""
-    for found, needed, rule in (
+    for places, needed, rule in (
         (keys, keys[0], "the keys of a sequence must stand in order, without gaps"),
         (queries, keys[-1] - len(queries) + 1, "the queries must be the last of a sequence"),
     ):
-        expected = torch.arange(len(found), device=found.device) + needed
-        wrong = (found != expected).nonzero().flatten()
+        expected = torch.arange(len(places), device=places.device) + needed
+        wrong = (places != expected).nonzero().flatten()
         if len(wrong):
             raise ValueError(
-                f"row {row}: position {found[wrong[0]]} stands where packed attention needs "
+                f"row {row}: position {places[wrong[0]]} stands where packed attention needs "
                 f"{expected[wrong[0]]}: {rule}"
             )
 
@@ -189,11 +189,11 @@ def packed_attention(
     if visibility.allowed is not None:
         raise ValueError("packed attention knows sequences, but no mask of its own: use sdpa")
     B, H, T, _ = q.shape
-    found = list(sequences(visibility, B))
-    if not found:
+    spans = list(sequences(visibility, B))
+    if not spans:
         nothing = torch.ones_like(q[..., :1], dtype=torch.bool)  # is seen by anything
         return q[..., :1].masked_fill(nothing, 0.0).expand(-1, -1, -1, v.shape[3])
-    queries, keys = zip(*found, strict=True)
+    queries, keys = zip(*spans, strict=True)
     at, source = torch.cat(queries), torch.cat(keys)  # (N,), (M,)
     flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D)
     y = varlen_attention(

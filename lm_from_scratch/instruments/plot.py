@@ -50,8 +50,8 @@ def figure(
 
     style: Any = {**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}
     with plt.rc_context(style):
-        made, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
-    return made, list(axes.flat)
+        sheet, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
+    return sheet, list(axes.flat)
 
 
 def blues() -> Any:
@@ -68,7 +68,7 @@ def curves(
     levels: Mapping[str, float] | None = None,
 ) -> "Figure":
     """Lines by name, each given as (x, y), and horizontal reference ``levels`` by name."""
-    made, (ax,) = figure(4.8, 3.2)
+    sheet, (ax,) = figure(4.8, 3.2)
     dashes = ("-", "--", "-.", ":")  # a colour is never the only difference
     for i, (name, (x, y)) in enumerate(series.items()):
         ax.plot(x, y, dashes[i % 4], label=name)
@@ -77,7 +77,7 @@ def curves(
         ax.axhline(level, linestyle=dashes[1 + i % 3], linewidth=1.2, color=colour, label=name)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.legend(frameon=False)
-    return made
+    return sheet
 
 
 def error_histogram(ax: "Axes", errors: Tensor, title: str) -> None:
@@ -148,12 +148,12 @@ def visualize_attention(
     ids = tokenizer.start(text)
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head]
     side = max(3.0, 0.24 * len(ids))
-    made, (ax,) = figure(side + 0.8, side + 0.8)
+    sheet, (ax,) = figure(side + 0.8, side + 0.8)
     labels = tokenizer.pieces(ids)
     if ids[0] == tokenizer.eos_token_id:
         labels[0] = "⊢"  # the start of the document
     attention_map(ax, weights, labels, f"layer {layer}, head {head}")
-    return made
+    return sheet
 
 
 def attention_maps(

@@ -52,8 +52,8 @@ def record_scores(model: nn.Module) -> Iterator[list[list[Tensor]]]:
         scores = q @ repeat_kv(k, q.shape[1]).mT / math.sqrt(q.shape[-1])
         return scores.masked_fill(~visibility.mask, -math.inf)
 
-    with _recorded(model, scores) as kept:
-        yield kept
+    with _recorded(model, scores) as maps:
+        yield maps
 
 
 @contextmanager
@@ -62,23 +62,23 @@ def _recorded(
 ) -> Iterator[list[list[Tensor]]]:
     """What ``look`` makes of the queries and keys of every forward pass: a list per layer."""
     layers = attention_layers(model)
-    kept: list[list[Tensor]] = [[] for _ in layers]
+    records: list[list[Tensor]] = [[] for _ in layers]
     originals = [layer.attend for layer in layers]
 
-    def recording(layer: Any, attend: AttentionFunction, seen: list[Tensor]) -> AttentionFunction:
+    def recording(layer: Any, attend: AttentionFunction, own: list[Tensor]) -> AttentionFunction:
         def wrapped(
             q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: float = 0.0
         ) -> Tensor:
             with torch.no_grad():
-                seen.append(look(layer, q, k, visibility))
+                own.append(look(layer, q, k, visibility))
             return attend(q, k, v, visibility, dropout)
 
         return wrapped
 
-    for layer, attend, seen in zip(layers, originals, kept, strict=True):
-        layer.attend = recording(layer, attend, seen)
+    for layer, attend, own in zip(layers, originals, records, strict=True):
+        layer.attend = recording(layer, attend, own)
     try:
-        yield kept
+        yield records
     finally:
         for layer, attend in zip(layers, originals, strict=True):
             layer.attend = attend
@@ -105,12 +105,12 @@ def record_hidden_states(model: nn.Module, detach: bool = True) -> Iterator[list
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
         states[0].append(args[0].detach() if detach else args[0])
 
-    def after(kept: list[Tensor]) -> Any:
-        return lambda module, args, out: kept.append(out.detach() if detach else out)
+    def after(own: list[Tensor]) -> Any:
+        return lambda module, args, out: own.append(out.detach() if detach else out)
 
     handles = [layers[0].register_forward_pre_hook(before)]
-    for module, kept in zip([*layers, norm], states[1:], strict=True):
-        handles.append(module.register_forward_hook(after(kept)))
+    for module, own in zip([*layers, norm], states[1:], strict=True):
+        handles.append(module.register_forward_hook(after(own)))
     try:
         yield states
     finally:

@@ -171,7 +171,7 @@ def observe(conversion: Callable[[Tied], object], wrap: Wrap = torch.clone) -> O
     weight, optimizer = module.weight, torch.optim.SGD(module.parameters(), lr=0.5)
     old = numbers(weight)  # detached: no view, so nothing is refused because of it
     conversion(module)
-    found = {
+    facts = {
         "same_object": module.weight is weight,
         "tie": module.embed.weight is module.head.weight,
         "old_storage": share(module.weight, old),
@@ -182,7 +182,7 @@ def observe(conversion: Callable[[Tied], object], wrap: Wrap = torch.clone) -> O
     module.weight.grad = torch.ones_like(module.weight, dtype=module.weight.dtype)
     optimizer.step()
     return Observed(
-        **found,
+        **facts,
         optimizer=not torch.equal(numbers(module.weight), before),
         view=outcome(view),
         weak=outcome(weak),

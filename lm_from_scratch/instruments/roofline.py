@@ -138,16 +138,16 @@ def find_file() -> Path | None:
 
 def measurements(path: Path | str | None = None) -> Measurements | None:
     """What a GPU measured, or None where none has: the file at ``path``, or the stored one."""
-    found = find_file() if path is None else Path(path)
-    if found is None:
+    file = find_file() if path is None else Path(path)
+    if file is None:
         return None
-    stored = json.loads(found.read_text(encoding="utf-8"))
-    check_keys(f"{found}", stored, KEYS)
-    check_keys(f"{found}: provenance", stored["provenance"], PROVENANCE)
-    check_keys(f"{found}: ceilings", stored["ceilings"], CEILINGS)
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    check_keys(f"{file}", stored, KEYS)
+    check_keys(f"{file}: provenance", stored["provenance"], PROVENANCE)
+    check_keys(f"{file}: ceilings", stored["ceilings"], CEILINGS)
     for name, keys in (("results", RESULT), ("decoding", DECODING)):
         for i, entry in enumerate(stored[name]):
-            check_keys(f"{found}: {name}[{i}]", entry, keys)
+            check_keys(f"{file}: {name}[{i}]", entry, keys)
     results = []
     for entry in stored["results"]:
         cost = Cost(entry["bytes"], entry["operations"])
@@ -155,7 +155,7 @@ def measurements(path: Path | str | None = None) -> Measurements | None:
         results.append(Result(*texts, cost, entry["seconds"]))
         unknown = set(entry["seconds"]) - set(MARKERS)
         if unknown or not all(entry["seconds"].values()):
-            raise ValueError(f"{found}: {entry['kernel']} has seconds of {list(entry['seconds'])}")
+            raise ValueError(f"{file}: {entry['kernel']} has seconds of {list(entry['seconds'])}")
     return Measurements(stored["provenance"], stored["ceilings"], results, stored["decoding"])
 
 

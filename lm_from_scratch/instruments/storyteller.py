@@ -38,15 +38,15 @@ def answers(
     """The next sentence after each text, greedily."""
     prompts = [tokenizer.start(text) for text in texts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # little padding
-    found: dict[int, str] = {}
+    texts_of: dict[int, str] = {}
     for start in range(0, len(order), rows):
         part = order[start : start + rows]
         ends = [tokenizer.encode(mark)[-1] for mark in (".", "。")]
         stops = [*ends, tokenizer.eos_token_id or 0]
         steps = generate(model, [prompts[i] for i in part], 40, GREEDY, stops)
         new = complete(steps)
-        found |= {i: tokenizer.decode(ids).strip() for i, ids in zip(part, new, strict=True)}
-    return [found[i] for i in range(len(texts))]
+        texts_of |= {i: tokenizer.decode(ids).strip() for i, ids in zip(part, new, strict=True)}
+    return [texts_of[i] for i in range(len(texts))]
 
 
 def answered(
@@ -56,9 +56,9 @@ def answered(
     asked = [(plot, i) for plot in plots for i, s in enumerate(plot) if s.kind in QUESTIONS]
     texts = [write(plot[: i + 1], language) for plot, i in asked]
     counts = {kind: (0, 0) for kind in QUESTIONS}
-    for (plot, i), said in zip(asked, answers(model, tokenizer, texts), strict=True):
+    for (plot, i), answer in zip(asked, answers(model, tokenizer, texts), strict=True):
         try:
-            right = same(read(said), plot[i + 1])
+            right = same(read(answer), plot[i + 1])
         except ValueError:
             right = False
         a, b = counts[plot[i].kind]
@@ -104,7 +104,7 @@ def states_at(
         raise ValueError(
             f"the texts have {sorted({len(parts) for parts in texts})} parts, not one number"
         )
-    found: list[list[Tensor]] = []
+    states_of: list[list[Tensor]] = []
     for start in range(0, len(texts), rows):
         ids = [[tokenizer.encode(part) for part in parts] for parts in texts[start : start + rows]]
         first = tokenizer.start("")  # what stands in front of every text
@@ -113,5 +113,5 @@ def states_at(
         with evaluating(model), record_hidden_states(model) as states:
             model(batch.idx, positions=batch.positions)
         row = torch.arange(len(ids))[:, None]
-        found.append([layer[0][row, ends] for layer in states])
-    return [torch.cat(layer) for layer in zip(*found, strict=True)]
+        states_of.append([layer[0][row, ends] for layer in states])
+    return [torch.cat(layer) for layer in zip(*states_of, strict=True)]

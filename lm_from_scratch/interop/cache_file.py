@@ -98,9 +98,9 @@ def _describe(cache: Cache, tensors: dict[str, Tensor]) -> dict[str, Any]:
         slots = pool.slots(Row(list(number), len(number) * P))
         # the end of a block may hold what others have left there
         own = torch.cat([slots[:0], *(pool.slots(row) for row in cache.rows)])
-        kept = torch.isin(slots, own)[:, None, None]
-        tensors["keys"] = pool.keys[:, slots].where(kept, 0)
-        tensors["values"] = pool.values[:, slots].where(kept, 0)
+        is_own = torch.isin(slots, own)[:, None, None]
+        tensors["keys"] = pool.keys[:, slots].where(is_own, 0)
+        tensors["values"] = pool.values[:, slots].where(is_own, 0)
         return {
             "kind": kind,
             "n_blocks": len(pool.users),

@@ -70,13 +70,13 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
     model without adapters or with unequal ones.
     """
     model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
-    found = adapters(model)
-    if not found:
+    maps = adapters(model)
+    if not maps:
         raise ValueError("the model has no adapters")
     folder = Path(folder).resolve()
     check_replaceable(folder, WRITTEN)
-    first = next(iter(found.values()))
-    kinds = {(m.rank, m.alpha, m.dropout) for m in found.values()}
+    first = next(iter(maps.values()))
+    kinds = {(m.rank, m.alpha, m.dropout) for m in maps.values()}
     if len(kinds) > 1:
         raise ValueError(f"the adapters differ in (rank, alpha, dropout): {sorted(kinds)}")
     parameters = dict(model.named_parameters())
@@ -86,7 +86,7 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
         for name, p in parameters.items()
         if p.requires_grad
         or name.endswith((".lora_a", ".lora_b"))
-        or name.rpartition(".")[0] in modules - set(found)
+        or name.rpartition(".")[0] in modules - set(maps)
     }
     gpt2 = isinstance(getattr(getattr(model, "backbone", None), "config", None), GPT2Config)
     config = {
@@ -95,8 +95,8 @@ def save_lora(model: nn.Module, folder: str | Path) -> None:
         "r": first.rank,
         "lora_alpha": first.alpha,
         "lora_dropout": first.dropout,
-        "target_modules": sorted(found),
-        "modules_to_save": sorted(modules - set(found)),
+        "target_modules": sorted(maps),
+        "modules_to_save": sorted(modules - set(maps)),
         "fan_in_fan_out": gpt2,  # there, its linear maps are stored as (in, out)
         "bias": "none",
         "inference_mode": True,

@@ -277,9 +277,9 @@ class AdamW(torch.optim.Optimizer):
             if state:
                 wanted = self.shapes_in(group, p)
                 for name in sorted((state.keys() | wanted.keys()) - self.optional):
-                    found, size = getattr(state.get(name), "shape", None), wanted.get(name)
-                    if found != size:
-                        shapes = [None if x is None else tuple(x) for x in (found, size)]
+                    shape, size = getattr(state.get(name), "shape", None), wanted.get(name)
+                    if shape != size:
+                        shapes = [None if x is None else tuple(x) for x in (shape, size)]
                         raise ValueError(
                             f"the state {name!r} of a parameter of shape {tuple(p.shape)} has "
                             f"shape {shapes[0]}, expected {shapes[1]}"
@@ -330,8 +330,8 @@ def without_switches(group: dict[str, Any]) -> dict[str, Any]:
     theirs = {
         "decoupled_weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable"
     }  # fmt: skip
-    kept = {name: value for name, value in group.items() if name not in theirs}
-    return {"optim_bits": 32, **kept}  # what torch's AdamW has
+    options = {name: value for name, value in group.items() if name not in theirs}
+    return {"optim_bits": 32, **options}  # what torch's AdamW has
 
 
 def fused_step(

@@ -131,12 +131,12 @@ def is_coded(state: dict[str, Tensor], bits: int) -> bool:
 def stored(state: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
     """The ``state`` of a parameter as it is kept in ``bits``, 32 or 8: large moments as codes, and
     the scales of their blocks beside them, as ``exp_avg_absmax`` and ``exp_avg_sq_absmax``."""
-    kept = dict(state)
+    encoded = dict(state)
     for name in MOMENTS:
         if bits == 8 and state[name].numel() >= SMALLEST:
             table = table_for(name, state[name].device)
-            kept[name], kept[f"{name}_absmax"] = encode(state[name], table)
-    return kept
+            encoded[name], encoded[f"{name}_absmax"] = encode(state[name], table)
+    return encoded
 
 
 def stored_shapes(shapes: dict[str, torch.Size], bits: int) -> dict[str, torch.Size]:

@@ -267,19 +267,19 @@ class GaLore(AdamW):
         """A new basis for ``p`` from its ``grad`` (m, n), and what that means for the moments."""
         state = self.state[p]
         # no direction of a gradient of zeros is better than another
-        found = bool(grad.abs().amax())
-        if "age" in state and not found:
+        has_direction = bool(grad.abs().amax())
+        if "age" in state and not has_direction:
             return  # the basis stays, and is due in the next step too
         old = state.get("left"), state.get("right")
-        made = int(state.get("bases", 0))
-        new = self.find_basis(p, grad, old if made else (None, None), group)
+        count = int(state.get("bases", 0))
+        new = self.find_basis(p, grad, old if count else (None, None), group)
         for name, basis in zip(("left", "right"), new, strict=True):
             state.pop(name, None)
             if basis is not None:
                 state[name] = basis
         self.carry_moments(p, old, new, group)
-        state["bases"] = torch.tensor(made + 1.0)
-        state["age"] = torch.tensor(0.0 if found else math.inf)
+        state["bases"] = torch.tensor(count + 1.0)
+        state["age"] = torch.tensor(0.0 if has_direction else math.inf)
 
     def find_basis(self, p: Tensor, grad: Tensor, start: Bases, group: dict[str, Any]) -> Bases:
         """The bases that suit a ``grad`` (m, n) of ``p``; ``start`` are those that they replace."""
@@ -287,8 +287,8 @@ class GaLore(AdamW):
         if group["projection_type"] == "random":
             params = [other for every in self.param_groups for other in every["params"]]
             number = next(i for i, other in enumerate(params) if other is p)
-            made = int(self.state[p].get("bases", 0))
-            seed = ((group["seed"] * 1_000_003 + number) * 1_000_003 + made) % 2**63
+            count = int(self.state[p].get("bases", 0))
+            seed = ((group["seed"] * 1_000_003 + number) * 1_000_003 + count) % 2**63
             return random_basis(grad, group["rank"], left, right, seed)
         return singular_basis(grad, group["rank"], left, right, group["basis"], start, self.matmul)
 

@@ -211,8 +211,8 @@ def without_rounding(low: Tensor, left: Tensor | None, right: Tensor | None) -> 
     else:  # of whole columns or rows: (1, r) or (r, 1)
         dim = 0 if left is None else 1
         size = scaled.square().sum(dim, keepdim=True).sqrt()
-    kept = size >= 100 * torch.finfo(low.dtype).eps * size.amax()
-    return low * kept.to(low.dtype)
+    large = size >= 100 * torch.finfo(low.dtype).eps * size.amax()
+    return low * large.to(low.dtype)
 
 
 def captured_energy(low: Tensor, grad: Tensor) -> Tensor:

@@ -22,21 +22,21 @@ SIZES = {
 def coherence(model: CausalLM, tokenizer: Tokenizer, language: str, n: int = 200) -> dict[str, Any]:
     """In one language: of the questions of ``n`` new plots of each size, how many the model answers
     rightly; and what is sound in ``n`` stories that it tells."""
-    found: dict[str, Any] = {"questions": {}}
+    scores: dict[str, Any] = {"questions": {}}
     for name, config in SIZES.items():
         counts = answered(model, tokenizer, new_plots(n, config), language)
         if config is None:
-            found["kinds"] = {kind: share(*count) for kind, count in counts.items()}
-        found["questions"][name] = share(*map(sum, zip(*counts.values(), strict=True)))
+            scores["kinds"] = {kind: share(*count) for kind, count in counts.items()}
+        scores["questions"][name] = share(*map(sum, zip(*counts.values(), strict=True)))
     _, report, whole = told(model, tokenizer, language, n, temperature=1.0)
-    found["told"] = {
+    scores["told"] = {
         "stories": n,
         "sentences of the grammar": share(report.readable, report.sentences),
         "events that can happen": share(report.possible, report.events),
         "answers that are right": share(report.right, report.questions),
         "stories without a fault": share(whole, n),
     }
-    return found
+    return scores
 
 
 def share(part: int, whole: int) -> dict[str, Any]:

@@ -35,13 +35,13 @@ def answers(
     """What the model says after each prompt, up to the token that ends it, which may be
     ``published`` with the model."""
     ends = end_tokens(model, tokenizer, published)
-    said = []
+    texts = []
     for i in range(0, len(prompts), batch_size):
         ids = [tokenizer.start(prompt) for prompt in prompts[i : i + batch_size]]
         steps = generate(model, ids, MAX_NEW_TOKENS, sampler, ends, seed=seed + i)
         for row in complete(steps):
-            said.append(tokenizer.decode([token for token in row if token not in ends]))
-    return said
+            texts.append(tokenizer.decode([token for token in row if token not in ends]))
+    return texts
 
 
 def exact_match(
@@ -54,8 +54,8 @@ def exact_match(
 ) -> float:
     """The share of the questions of a task that the model answers rightly."""
     task = task_named(name)
-    said = answers(model, tokenizer, [prompt(name, q) for q in questions], sampler, seed)
-    right = [task.is_right(q, answer) for q, answer in zip(questions, said, strict=True)]
+    given = answers(model, tokenizer, [prompt(name, q) for q in questions], sampler, seed)
+    right = [task.is_right(q, answer) for q, answer in zip(questions, given, strict=True)]
     return sum(right) / len(right)
 
 
@@ -70,6 +70,6 @@ def of_task(model: CausalLM, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
         share = exact_match(model, tokenizer, name, of_size)
         by_size[str(size)] = {"questions": len(of_size), "greedy": round(share, 4)}
     held_out: dict[str, float] = {"questions": len(asked)}
-    for said, sampler in (("greedy", GREEDY), ("sampled", SAMPLED)):
-        held_out[said] = round(exact_match(model, tokenizer, name, asked, sampler), 4)
+    for way, sampler in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        held_out[way] = round(exact_match(model, tokenizer, name, asked, sampler), 4)
     return {"held_out": held_out, "sizes": by_size}

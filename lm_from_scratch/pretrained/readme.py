@@ -84,18 +84,18 @@ def answers_of(exact_match: dict[str, Any]) -> str:
         return ""
     lines = ["Answers that are right, of questions that do not stand in the training text:", ""]
     lines += ["| | questions | greedy | sampled |", "|---|---|---|---|"]
-    for name, found in exact_match.items():
-        share = found["held_out"]
+    for name, result in exact_match.items():
+        share = result["held_out"]
         lines += [
             f"| {name} | {share['questions']} | {share['greedy']:.1%} | {share['sampled']:.1%} |"
         ]
     lines += ["", "Greedy, by size, of 200 questions or as many as there are;"]
     lines += ["sizes in brackets do not occur in the training text:", ""]
-    for name, found in exact_match.items():
+    for name, result in exact_match.items():
         seen = TASKS[name].sizes
         shares = (
             f"{size if int(size) in seen else f'({size})'} {one['greedy']:.1%}"
-            for size, one in found["sizes"].items()
+            for size, one in result["sizes"].items()
         )
         lines += [f"* {name}: {', '.join(shares)}"]
     return "\n".join(lines) + "\n\n"
@@ -105,13 +105,15 @@ def stories_of(languages: dict[str, Any]) -> str:
     """Whether stories hold together; empty for a model of other text."""
     if not languages:
         return ""
-    found = [*languages.values()]
+    results = [*languages.values()]
     rows = {
-        f"answers right: {size}": [f["questions"][size]["share"] for f in found] for size in SIZES
+        f"answers right: {size}": [f["questions"][size]["share"] for f in results] for size in SIZES
     }
-    rows |= {w: [f["told"][w]["share"] for f in found] for w in found[0]["told"] if w != "stories"}
+    rows |= {
+        w: [f["told"][w]["share"] for f in results] for w in results[0]["told"] if w != "stories"
+    }
     lines = ["On plots that it was not trained on, both languages of which are new to it:", ""]
-    lines += [f"| | {' | '.join(languages)} |", f"|---|{'---|' * len(found)}"]
+    lines += [f"| | {' | '.join(languages)} |", f"|---|{'---|' * len(results)}"]
     for what, shares in rows.items():
         lines += [f"| {what} | {' | '.join(f'{one:.1%}' for one in shares)} |"]
     return "\n".join(lines) + AFTER_STORIES

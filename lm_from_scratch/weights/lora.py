@@ -171,16 +171,16 @@ def merge_lora_(model: nn.Module) -> None:
     does it, if you ``select`` the weights that had adapters). The new weights are swapped in; they
     stay frozen. Raises ``ValueError`` for a model without adapters.
     """
-    found = adapters(model)
-    if not found:
+    maps = adapters(model)
+    if not maps:
         raise ValueError("the model has no adapters")
     merged: dict[str, Tensor] = {}
-    for name, module in found.items():
+    for name, module in maps.items():
         weight = module.weight
         plain = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
         change = module.lora_b.double() @ module.lora_a.double() * (module.alpha / module.rank)
         merged[f"{name}.weight".lstrip(".")] = (plain.double() + change).to(weight.dtype)
     swap_parameters_(model, merged)
-    for module in found.values():
+    for module in maps.values():
         del module.lora_a, module.lora_b
         cast(nn.Linear, module).__class__ = nn.Linear

@@ -232,10 +232,10 @@ def largest_code() -> int:
         x = torch.tensor([[1.0], [-1.0], [1.0]], **cpu).expand(3, 64) * top
         right = torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]], **cpu) * (64 * 127 * top)
         try:
-            found = [by_fbgemm(pack(codes), x, top), by_int_mm(codes, x)]
+            products = [by_fbgemm(pack(codes), x, top), by_int_mm(codes, x)]
         except (AttributeError, RuntimeError):
             return 0
-        if all(torch.equal(y, right) for y in found):
+        if all(torch.equal(y, right) for y in products):
             return top
     return 0
 

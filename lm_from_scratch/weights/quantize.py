@@ -54,10 +54,10 @@ def quantize_(
                 f"{name} is a {type(module).__name__}: what else reads its weight may not know "
                 "codes. Quantise before you change a layer, or leave it out with select"
             )
-    found = multiplied(model)
-    weights = {name: p for name, p in found.items() if select(name)}
+    candidates = multiplied(model)
+    weights = {name: p for name, p in candidates.items() if select(name)}
     if not weights:
-        raise ValueError(f"select chose none of the weights {list(found)}")
+        raise ValueError(f"select chose none of the weights {list(candidates)}")
     new: dict[str, Tensor] = {}
     for name, weight in weights.items():
         try:
@@ -70,8 +70,8 @@ def quantize_(
 
 def dequantize_(model: nn.Module) -> None:
     """Swap each quantised weight for the plain matrix that it stands for, which stays frozen."""
-    found = quantized_weights(model)
-    swap_parameters_(model, {name: weight.dequantize() for name, weight in found.items()})
+    quantized = quantized_weights(model)
+    swap_parameters_(model, {name: weight.dequantize() for name, weight in quantized.items()})
 
 
 def multiplied(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -33,8 +33,8 @@ def resize_token_embeddings_(model: CausalLM | Classifier, vocab_size: int) -> N
         old = table.weight
         new = torch.empty(vocab_size, old.shape[1], dtype=old.dtype, device=old.device)
         new.normal_(0.0, config.initializer_range)
-        kept = min(vocab_size, len(old))
-        new[:kept] = old[:kept]
+        rows = min(vocab_size, len(old))
+        new[:rows] = old[:rows]
         table.weight = nn.Parameter(new, requires_grad=old.requires_grad)
     model.backbone.embedding.num_embeddings = vocab_size
     for module in model.modules():
