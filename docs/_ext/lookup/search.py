@@ -121,7 +121,7 @@ def known_texts(env: Any, place: Any) -> dict[str, str]:
     meaning."""
     texts = {name: env.metadata[name].get(DESCRIPTION, "") for name in sorted(env.found_docs)}
     texts = {place(name): text for name, text in texts.items()}
-    for name in ENTRIES.keys() & env.all_docs:
+    for name in [page for page in ENTRIES if page in env.all_docs]:
         for entry in entries(env, name):
             text = entry.text if name == terms.GLOSSARY else beginning(entry.text)
             texts[f"{place(name)}#{entry.anchor}"] = text
