@@ -21,7 +21,9 @@ def short(monkeypatch) -> None:
     monkeypatch.setattr(module, "LENGTHS", lengths)
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "merge_pair")) for n in PARTS]
+)
 def test_every_right_answer_does_the_same(name: str, short) -> None:
     """Here for a few tokens and steps; plays.py repeats it at full length."""
     wanted = exercise(name)
