@@ -100,6 +100,7 @@ def test_a_wheel_holds_the_package_and_the_notebooks(source: Path, wheel: Path) 
     assert "lm_from_scratch/py.typed" in held
 
 
+@pytest.mark.slow
 def test_an_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = archive.getnames()
@@ -109,6 +110,7 @@ def test_an_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path
     assert contents(build(unpacked, "build_wheel", tmp_path / "wheel")) == contents(wheel)
 
 
+@pytest.mark.slow
 def test_a_wheel_works_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     """A wheel of Python alone is installed by unpacking it; no file of the clone is in reach."""
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"

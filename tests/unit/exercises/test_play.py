@@ -63,6 +63,7 @@ def test_a_loop_of_its_own_runs_only_if_its_answer_is_there() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_two_parts_take_each_other_s_place(monkeypatch) -> None:
     """In each stage, one that raises ends the run: it is at work there."""
 
