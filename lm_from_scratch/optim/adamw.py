@@ -208,11 +208,11 @@ class AdamW(torch.optim.Optimizer):
 
     def update_all(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """The step of ``params``, whose moments are numbers."""
-        if group["fused"]:
-            grads = [p.grad for p in params if p.grad is not None]
-            fused_step(params, grads, [self.state[p] for p in params], group)
-        else:
-            for p in params:
+        dense = [p for p in params if group["fused"] and is_dense(p)]
+        grads = [p.grad for p in dense if p.grad is not None]
+        fused_step(dense, grads, [self.state[p] for p in dense], group)
+        for p in params:
+            if not (group["fused"] and is_dense(p)):
                 self.update_one(p, group)
 
     def update_one(self, p: Tensor, group: dict[str, Any]) -> None:
@@ -332,6 +332,12 @@ def without_switches(group: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     options = {name: value for name, value in group.items() if name not in theirs}
     return {"optim_bits": 32, **options}  # what torch's AdamW has
+
+
+def is_dense(p: Tensor) -> bool:
+    """Whether a weight fills its memory without gaps, in any order: torch's kernel steps through
+    memory, and would move what lies in the gaps of a slice."""
+    return p.is_contiguous() or torch.empty_like(p, device="meta").stride() == p.stride()
 
 
 def fused_step(
