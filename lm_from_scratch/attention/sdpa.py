@@ -50,7 +50,7 @@ def one_query_in_float32(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
 ) -> Tensor:
     """Attention of q (B, H, 1, D), k (B, H, S, D) and v (B, H, S, Dv) with a ``mask``
-    (B or 1, 1, 1, S).
+    (B or 1, H or 1, 1, S).
 
     For a query alone torch's float32 kernel for a CPU, and the copies for it, take a third of the
     time of its bfloat16 kernel; some heads at a time, whose copies stay in the processor's cache.

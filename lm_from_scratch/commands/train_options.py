@@ -9,7 +9,14 @@ from typing import Any, ClassVar, Literal
 
 from lm_from_scratch.commands.fields import Name, Options, option, plain
 from lm_from_scratch.limits import Count, NotNegative, Positive, Share, Whole
-from lm_from_scratch.optim.config import NUMBERS_OF, OptimizerConfig
+from lm_from_scratch.optim.config import (
+    NUMBERS_OF,
+    Basis,
+    Moments,
+    Optimizer,
+    OptimizerConfig,
+    ProjectionType,
+)
 from lm_from_scratch.text.corpora import CORPORA
 from lm_from_scratch.text.tasks import TASKS
 
@@ -142,9 +149,7 @@ class StepOptions(Options):
     weight_decay: NotNegative = option(
         "shrinks matrices, not biases and norms", OptimizerConfig.weight_decay
     )
-    optimizer: Literal["adamw", "galore", "muon"] = option(
-        "of the blocks' matrices", OptimizerConfig.optimizer
-    )
+    optimizer: Optimizer = option("of the blocks' matrices", OptimizerConfig.optimizer)
     optim_bits: Literal[32, 8] = option(
         "of each number in the optimizer's moments: 32, or 8 for less memory",
         OptimizerConfig.optim_bits,
@@ -157,18 +162,14 @@ class StepOptions(Options):
         "galore: factor of the matrices' steps, so lr * scale is their rate; default: "
         f"{OptimizerConfig.scale}", None, flag="--galore-scale",
     )  # fmt: skip
-    projection_type: Literal["std", "reverse_std", "left", "right", "full", "random"] | None = (
-        option(
-            "galore: which side of a matrix is projected; default: "
-            f"{OptimizerConfig.projection_type}", None,
-        )
-    )  # fmt: skip
-    moments: Literal["keep", "rotate", "reset"] | None = option(
+    projection_type: ProjectionType | None = option(
+        f"galore: which side of a matrix is projected; default: {OptimizerConfig.projection_type}",
+        None,
+    )
+    moments: Moments | None = option(
         f"galore: what a new basis does to them; default: {OptimizerConfig.moments}", None
     )
-    basis: Literal["svd", "gram", "subspace"] | None = option(
-        f"galore: how it is found; default: {OptimizerConfig.basis}", None
-    )
+    basis: Basis | None = option(f"galore: how it is found; default: {OptimizerConfig.basis}", None)
     muon_scale: Positive | None = option(
         f"muon: factor of the matrices' steps; default: {OptimizerConfig.muon_scale}", None
     )

@@ -26,11 +26,13 @@ from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import SlidingCache, StaticCache
 from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.requests import Request
+from lm_from_scratch.kernels import loss as kernel_loss
 from lm_from_scratch.kernels.attention import flash_attention
 from lm_from_scratch.kernels.model import use_kernels_
 from lm_from_scratch.kernels.paged import KernelPagedCache
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.targets import next_token_targets
+from lm_from_scratch.training import loss as training_loss
 from lm_from_scratch.training.objective import NextTokenLoss
 from lm_from_scratch.weights.quantize import quantize_
 
@@ -86,6 +88,18 @@ def test_what_is_replaced() -> None:
     assert model.model.layers[0].self_attn.attend is not flash_attention
     quantize_(model, 8)
     assert use_kernels_(model, only=["int8"]) == {"int8": layers * 7 + 1}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_loss_of_a_head_is_that_of_the_kernels(tied: bool) -> None:
+    model = tiny_qwen2(tie_word_embeddings=tied).to(DEVICE)
+    use_kernels_(model, only=["rope"])
+    assert NextTokenLoss(model).loss is training_loss.causal_lm_loss
+    use_kernels_(model)
+    for one in (model, copy.deepcopy(model)):
+        objective = NextTokenLoss(one)
+        assert objective.loss is kernel_loss.causal_lm_loss
+        assert objective.chunked_loss is kernel_loss.chunked_causal_lm_loss
 
 
 @each_model

@@ -4,7 +4,10 @@ That it runs to the same outputs is nbval's affair: `make test` calls it."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.util
+import io
 import re
 import sys
 from pathlib import Path
@@ -103,6 +106,22 @@ def test_outputs_hold_nothing_that_varies(path: Path) -> None:
     for text in map(text_of, outputs(path)):
         for pattern, meaning in VARYING.items():
             assert not re.search(pattern, text), f"{meaning}: {text[:300]}"
+
+
+@needs_triton
+@each_notebook
+def test_source_is_printed_as_it_is(path: Path) -> None:
+    """If this fails: python docs/_ext gallery.gpu_notebooks NAME"""
+    names: dict[str, Any] = {}
+    line = re.compile(r"print\(inspect\.getsource\([\w.]+\)\)")
+    for cell in code_cells(path):
+        tree = ast.parse(cell.source)
+        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        exec(compile(ast.Module(imports, []), path.name, "exec"), names)
+        if all(line.fullmatch(written) for written in cell.source.strip().splitlines()):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(cell.source, names)
+            assert "".join(output.text for output in cell.outputs) == printed.getvalue()
 
 
 @each_notebook

@@ -16,7 +16,6 @@ NAMES = re.compile(r"\{\w+\}|%s")
 TERMS = {"beam search": "束搜索", "KV cache": "KV 缓存"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_message_is_translated_without_a_fault(language: str) -> None:
     assert translations.check(language) == []

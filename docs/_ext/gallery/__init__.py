@@ -1,4 +1,4 @@
-"""The course as a gallery of scripts.
+"""The course as a gallery: pages that are scripts, and notebooks on GPU kernels.
 
 Read first: `pages` (which there are, what each says of itself), `folding` (which lines of code can
 wait), `running` (how scripts run). Then what becomes of a page: `figures` in it, folds and

@@ -3,9 +3,10 @@
     python docs/_ext gallery.gpu_notebooks [NAME ...]
 
 A kernel is compiled on a GPU and interpreted on a CPU; a page prints the same on both. Run it after
-a change of a page's code, of what the package computes, or on another machine: nbval tells whether
-the stored outputs are those of the code. Figures get the titles of their axes as alt text, and the
-last cell says where the outputs come from. A notebook with a fault stays as it is.
+a change of a page's code, of what the package computes, of the stored measurements, or on another
+machine. Whether the stored text is what the code prints, nbval tells; no test looks at a stored
+figure. Figures get the titles of their axes as alt text, and the last cell says where the outputs
+come from. A notebook with a fault stays as it is.
 """
 
 import argparse

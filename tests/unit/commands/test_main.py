@@ -478,10 +478,11 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys) -> None:
     assert "they do not belong together" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_reader_that_stops_early_is_no_error() -> None:
-    python = shlex.quote(sys.executable)
-    command = f"{python} -m lm_from_scratch generate --max-new-tokens 40 | head -c 3"
+@pytest.mark.parametrize(
+    "words", ["list", pytest.param("generate --max-new-tokens 40", marks=pytest.mark.slow)]
+)
+def test_a_reader_that_stops_early_is_no_error(words: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m lm_from_scratch {words} | head -c 3"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert len(done.stdout) == 3 and "Traceback" not in done.stderr
 

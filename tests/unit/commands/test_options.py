@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.commands.options import GenerateOptions, QuantizeOptions, SpeedOptions
 from lm_from_scratch.commands.presets import PRESETS, read
+from lm_from_scratch.commands.train import train_config_of
 from lm_from_scratch.commands.train_options import (
     DEFAULTS,
     FromFolder,
@@ -21,7 +22,7 @@ from lm_from_scratch.commands.train_options import (
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.layout import LAYOUTS, TRAINING
 from lm_from_scratch.models.gpt2 import GPT2Config
-from lm_from_scratch.optim.config import NUMBERS_OF
+from lm_from_scratch.optim.config import NUMBERS_OF, OptimizerConfig
 from lm_from_scratch.optim.galore import MOMENTS
 from lm_from_scratch.optim.galore_basis import BASES, PROJECTION_TYPES
 from lm_from_scratch.runs.config import TrainConfig
@@ -57,8 +58,9 @@ def kinds(options: type, name: str) -> tuple[Any, ...]:
 def test_choices_are_those_of_the_modules_that_use_them() -> None:
     dtypes, libraries = (dict.fromkeys(words) for words in zip(*TRAINING, strict=True))
     for options, name, want in (
-        (StepOptions, "projection_type", PROJECTION_TYPES), (StepOptions, "moments", MOMENTS),
-        (StepOptions, "basis", BASES), (StepOptions, "dtype", ("auto", *dtypes)),
+        (OptimizerConfig, "projection_type", PROJECTION_TYPES),
+        (OptimizerConfig, "moments", MOMENTS), (OptimizerConfig, "basis", BASES),
+        (StepOptions, "dtype", ("auto", *dtypes)),
         (RunOptions, "library", ("auto", *libraries)), (RunOptions, "parallel", PARALLEL),
         (RunOptions, "preset", tuple(PRESETS)), (QuantizeOptions, "bits", tuple(WEIGHTS)),
         (SpeedOptions, "layout", ("measured", *LAYOUTS, "off")),
@@ -77,6 +79,20 @@ def test_defaults_are_those_of_the_modules_that_use_them() -> None:
             assert DEFAULTS[one.name] == known[one.name], one.name
     assert {name for names in NUMBERS_OF.values() for name in names} < {*known}
     assert known["initializer_range"] == 0.02
+
+
+def test_every_number_of_a_run_is_taken_from_the_command_line(monkeypatch) -> None:
+    """Each option that is a number of the run reaches it: none falls out between the two."""
+    monkeypatch.setattr(TrainConfig, "__post_init__", lambda self: None)  # they fit no one run
+    shared = {one.name for one in fields(StepOptions)} & {one.name for one in fields(TrainConfig)}
+    assert {one.name for one in fields(TrainConfig)} - shared == {
+        *("betas", "max_grad_norm", "chunked_loss", "seed")
+    }
+    steps = read(out="run").steps
+    values = {**{name: f"given {name}" for name in shared}, "dtype": "bfloat16"}
+    monkeypatch.setattr(StepOptions, "__post_init__", lambda self: None)
+    run = replace(read(out="run", seed=7, chunked_loss=True), steps=replace(steps, **values))
+    assert vars(train_config_of(run)).items() >= {**values, "seed": 7, "chunked_loss": True}.items()
 
 
 def test_every_number_of_a_sampler_is_an_option() -> None:

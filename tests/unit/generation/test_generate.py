@@ -371,7 +371,7 @@ def test_a_stop_string_across_the_borders_of_tokens() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [tiny_gpt2, pytest.param(tiny_qwen2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_qwen2])
 def test_decoding_through_a_static_cache_is_compiled_once(make) -> None:
     """A graph for the prompts and one for every other step, whatever their length."""
     torch._dynamo.reset()
