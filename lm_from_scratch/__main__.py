@@ -1,8 +1,8 @@
-"""The command line: ``python -m lm_from_scratch train | generate | classify | check | doctor``, or
-``lm-from-scratch`` in its place.
+"""The command line: ``python -m lm_from_scratch COMMAND``, or ``lm-from-scratch`` in its place;
+``--help`` lists the commands.
 
-Whatever goes wrong with a value, a file or the output is one line on stderr and exit code 2, and so
-is what a signal ends, with 128 and its number.
+Any error in a value, a file or the output is reported as one line on stderr, with exit code 2. A
+signal is reported the same way, with exit code 128 plus its number.
 """
 
 from lm_from_scratch import signals
@@ -88,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
         here = f"error: this Python, {sys.executable}, has no {error.name}"
         return exit_with(f"{here}: activate the environment that make install has made, .venv", 2)
     except (ValueError, FloatingPointError, OSError) as error:
+        if output_failed(error):
+            throw_away_output()
         return exit_with(f"error: {reason(error)}", 2)
     except KeyboardInterrupt as error:
         number = error.args[0] if isinstance(error, signals.Ended) else signal.SIGINT
@@ -95,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def options_of(args: argparse.Namespace) -> Any:
-    """The options of the command. Below torchrun the first process alone says a bad value."""
+    """The options of the command. Under torchrun, only rank 0 reports a bad value."""
     try:
         return args.command.options_of(args)
     except ValueError:
@@ -104,13 +106,15 @@ def options_of(args: argparse.Namespace) -> Any:
         raise
 
 
+def output_failed(error: Exception) -> bool:
+    """Whether it was the output that could not be written: an error with a file names it."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in FULL
+
+
 def reason(error: Exception) -> str:
     """What went wrong, in one line; with files, which and why."""
     if isinstance(error, OSError) and error.strerror:
-        where = error.filename
-        if where is None and error.errno in FULL:  # files say their names
-            where = "the output"
-            throw_away_output()
+        where = "the output" if output_failed(error) else error.filename
         return error.strerror if where is None else f"{os.fsdecode(where)}: {error.strerror}"
     return " ".join(str(error).splitlines())
 

@@ -18,11 +18,12 @@ from lm_from_scratch.exercises.seal import can_seal
 
 def grade_command(options: GradeOptions) -> int:
     """Grade a folder and write the tables. Raises ``ValueError`` for one that cannot be written."""
-    folder, book = Path(options.folder), opened(options)
+    folder = Path(options.folder)
+    files = submissions(folder)  # first: without any, nothing is written
+    book = opened(options)
     reports = Path(options.reports) if options.reports else None
-    files = submissions(folder)  # before anything is made
     if reports:
-        can_write(reports / "report.txt")
+        make_writable(reports / "report.txt")
     seed = book.seed = SEED if book.seed is None else book.seed
     before = book.remembered()
     again = {*(options.students or ())}
@@ -63,21 +64,21 @@ def grade_command(options: GradeOptions) -> int:
         raise ValueError(
             f"cannot write {book.table}: {error.strerror}; the table is above"
         ) from error
-    if not before or not again:
+    if not (before and again):  # else the interrupted run has more verdicts than these students'
         book.unfinished.unlink(missing_ok=True)
     if reports:
         write_reports([s for s in book.lines() if s.name in files], book.due, reports)
     say(summary(rows))
     tell(book, folder)
-    students = len({row.student for row in rows})
+    n_students = len({row.student for row in rows})
     seconds = time.perf_counter() - started
-    print(f"students: {students}, rows: {len(rows)}, {seconds:.1f} s, seed {seed}: {book.table}")
+    print(f"students: {n_students}, rows: {len(rows)}, {seconds:.1f} s, seed {seed}: {book.table}")
     return 0
 
 
 def opened(options: GradeOptions) -> Book:
-    """The tables as they are. Raises ``ValueError``, before the work, for what cannot be written or
-    should not be."""
+    """The tables as they are now. Checks all paths and options first; raises ``ValueError`` if one
+    cannot be written, or would overwrite or mix results."""
     folder, book = Path(options.folder), Book(Path(options.csv))
     if book.table.is_dir():
         raise ValueError(f"--csv {book.table} is a folder; it must be a file")
@@ -100,7 +101,7 @@ def opened(options: GradeOptions) -> Book:
     book.seed = options.seed if book.seed is None else book.seed
     book.due = options.due or book.due
     for path in (book.table, book.students, book.all, book.unfinished):
-        can_write(path)
+        make_writable(path)
     return book
 
 
@@ -117,13 +118,13 @@ def tell(book: Book, folder: Path) -> None:
         if (cell := own.get("manual", "")).strip() and points(cell) is None:
             say(f"{book.students}: {name} has {cell!r} for points, which is no number")
     if not can_seal():
-        say("This system does not let a process be shut in: submitted code could use the network "
-            "and delete files. The teacher's guide has a command for a container.")  # fmt: skip
+        say("This system cannot sandbox a process: submitted code could use the network and "
+            "delete files. The teacher's guide has a command for a container.")  # fmt: skip
 
 
-def can_write(path: Path) -> None:
-    """Raises ``ValueError`` if a file cannot be written: to be known before the work, not after
-    it."""
+def make_writable(path: Path) -> None:
+    """Make the folder of a file. Raises ``ValueError`` if the file cannot be written: to be known
+    before the work, not after it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

@@ -277,8 +277,15 @@ def test_a_due_date_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["grade", "in", "--csv", "x.csv", "--due", "Friday"])
     assert "'Friday' is no date as 2026-11-05T18:00" in capsys.readouterr().err
+    hand_in("anna")
     assert main(["grade", "in", "--csv", "x.json"]) == 2
     assert "must not end in .json" in capsys.readouterr().err
+
+
+def test_without_submissions_no_folder_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grade", "in", "--csv", "new/grades.csv"]) == 2
+    assert "in is not a folder" in capsys.readouterr().err
+    assert not Path("new").exists()
 
 
 # --------------------------------------------------------------------------- marks and feedback
