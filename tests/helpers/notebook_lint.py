@@ -49,7 +49,8 @@ def lint_notebook(notebook: dict[str, Any]) -> list[str]:
 
 
 def lint_script(script: Path) -> list[str]:
-    """Faults of the page that its notebook hides: there, a dollar and a lone & are mathematics."""
+    """Faults that show on the page only: a notebook renders a dollar sign or a lone & as
+    mathematics."""
     faults = []
     for block in blocks(script):
         if block.type != "text":

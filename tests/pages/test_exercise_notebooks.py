@@ -23,11 +23,11 @@ from sphinx.addnodes import pending_xref
 
 from lm_from_scratch.exercises import notebooks_command, source
 from lm_from_scratch.exercises.exercise import Exercise
-from lm_from_scratch.exercises.exercise import exercises as catalogue
+from lm_from_scratch.exercises.exercise import exercises as all_exercises
 from lm_from_scratch.exercises.notebook import as_solution, as_source, as_student, dump, notebook
 from lm_from_scratch.exercises.source import load
 
-EXERCISES = catalogue()
+EXERCISES = all_exercises()
 each_exercise = pytest.mark.parametrize("one", EXERCISES, ids=lambda one: one.name)
 #: One in six in `make test`.
 each_exercise_most_slow = pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def code_of(notebook: dict[str, Any]) -> list[str]:
 
 
 def run(notebook: dict[str, Any], one: Exercise) -> tuple[Any, str]:
-    """Every code cell in order in one space; the value of the check, and what was printed. What
-    plays an answer is tested in test_play.py."""
+    """Run the code cells in order in one namespace: the value of the check, and what was printed.
+    Cells that run `play` are skipped; test_play.py tests them."""
     if one.needs and importlib.util.find_spec(one.needs) is None:
         pytest.skip(f"{one.needs} is not installed here")
     *first, last = (code for code in code_of(notebook) if "import play" not in code)
@@ -185,7 +185,7 @@ def test_student_notebook_beside_the_tutorials() -> None:
 
 
 def test_configuration_of_nbgrader() -> None:
-    """The pattern alone does nothing."""
+    """The pattern has no effect unless it is enabled."""
     settings: dict[str, Any] = {}
 
     class Section:

@@ -1,5 +1,5 @@
-"""Who looks for a term finds a page on it among the first results. So does who asks in the words of
-the outside world: `queries.toml` has such queries from public threads."""
+"""Searching for a term finds a page about it among the first results; so does a query in everyday
+words (`queries.toml`, from public threads)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from editions import translation
 QUERIES: list[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("queries.toml").read_text(encoding="utf-8")
 )["query"]
-#: So many have a right page among the first three.
-ENOUGH = 66
+#: The share of the queries, at least, that have a right page among the first three results.
+ENOUGH = 0.83
 
 WANTED = {
     "RoPE": ("2_qwen2/2_rope.html", "gpu/4_rope.html", "exercises/rope.html"),
@@ -95,7 +95,7 @@ def test_the_words_of_learners_lead_to_a_page_that_answers(
         for query, first in zip(QUERIES, found, strict=True)
         if not any(is_among(place, query["pages"]) for place in first[:3])
     ]
-    assert len(QUERIES) - len(misses) >= ENOUGH, "\n".join(misses)
+    assert 1 - len(misses) / len(QUERIES) >= ENOUGH, "\n".join(misses)
 
 
 def test_the_first_three_are_of_different_pages(visit: Visitor, server: str) -> None:

@@ -93,10 +93,13 @@ def test_requests_join_and_leave_between_two_steps() -> None:
     assert [len(engine.results[n]) for n in range(3)] == [2, 5, 3]
 
 
-@pytest.mark.parametrize("most", [0, 5, PASS])
-def test_similar_pieces_are_read_together_and_nobody_waits_for_it(most, monkeypatch) -> None:
-    """Every prompt in the engine is read on in every step, whichever the others are."""
-    monkeypatch.setattr(engine_module, "PASS", most)
+@pytest.mark.parametrize("most_padding", [0, 5, PASS])
+def test_similar_pieces_are_read_together_and_nobody_waits_for_it(
+    most_padding, monkeypatch
+) -> None:
+    """Every prompt in the engine is read on in every step, whichever the others are. Prompts share
+    a pass while padding takes at most ``PASS`` places: what another pass would cost."""
+    monkeypatch.setattr(engine_module, "PASS", most_padding)
     model = MODELS[1]
     engine = Engine(model, new_pool(model, 4, n_blocks=400), max_batch=6, prefill_chunk=8)
     lengths = [3, 30, 1, 17, 8, 9, 25, 2, 2, 40]
@@ -114,8 +117,8 @@ def test_similar_pieces_are_read_together_and_nobody_waits_for_it(most, monkeypa
         assert spoke[number] - came[number] + 1 == -(-n // 8)  # pieces of 8, one a step
     assert sorted(came.values()) == [came[n] for n in range(10)]  # in the order of arrival
     padding = [(step.places - sum(step.fed.values()), step.passes) for step in steps]
-    assert all(places <= most * passes for places, passes in padding)
-    assert (max(passes for _, passes in padding) > 2) == (most < PASS)
+    assert all(places <= most_padding * passes for places, passes in padding)
+    assert (max(passes for _, passes in padding) > 2) == (most_padding < PASS)
 
 
 def test_prompts_are_read_in_pieces_unless_asked_otherwise() -> None:
@@ -161,6 +164,7 @@ def test_where_the_pool_runs_out_the_youngest_waits_and_nothing_is_lost() -> Non
     for request in requests:
         engine.submit(request)
     steps = list(engine.run())
+    # put back: preempted, its blocks taken
     put_back = [number for step in steps for number in step.put_back]
     assert put_back and 0 not in put_back
     for number, request in enumerate(requests):

@@ -28,7 +28,7 @@ from lm_from_scratch.layers.gated_mlp import PRODUCTS, GatedMLP
 N, C = 23, 12  # tokens, features
 
 
-def same_weights(ours: nn.Module, theirs: nn.Module, seed: int) -> None:
+def give_same_weights_(ours: nn.Module, theirs: nn.Module, seed: int) -> None:
     """Both with the same large weights; a correction bias among them."""
     enlarge_(theirs, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ def test_a_softmax_layer_is_that_of_qwen3_moe_or_mixtral(seed: int) -> None:
         sizes |= dict(moe_intermediate_size=width, norm_topk_prob=normalize)
         theirs = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**sizes))
     ours = MixtureOfExperts(SoftmaxRouter(C, E, k, normalize), Experts(E, C, width))
-    same_weights(ours, theirs, seed)
+    give_same_weights_(ours, theirs, seed)
     check_equal(ours, theirs, seed)
 
 
@@ -101,7 +101,7 @@ def test_a_sigmoid_layer_is_that_of_deepseek_v3(seed: int) -> None:
     theirs = DeepseekV3MoE(config)
     gate = SigmoidRouter(C, E, k, normalize, scale, n_group, top_group)
     ours = SharedExperts(gate, Experts(E, C, width), GatedMLP(C, width * shared))
-    same_weights(ours, theirs, seed)
+    give_same_weights_(ours, theirs, seed)
     assert gate.e_score_correction_bias.abs().max() > 0.1
     check_equal(ours, theirs, seed)
 
@@ -121,7 +121,7 @@ def test_a_gated_shared_expert_is_that_of_qwen3_next(seed: int) -> None:
     theirs = Qwen3NextSparseMoeBlock(config)
     gate = SoftmaxRouter(C, E, k, normalize)
     ours = GatedSharedExpert(gate, Experts(E, C, width), GatedMLP(C, shared))
-    same_weights(ours, theirs, seed)
+    give_same_weights_(ours, theirs, seed)
     check_equal(ours, theirs, seed)
 
 

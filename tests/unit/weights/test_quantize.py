@@ -86,7 +86,7 @@ def test_the_error_is_at_most_half_a_step(
     scale = weight.parts()["scale"]
     assert scale.dtype == weight.dtype == dtype
     error = (exact(weight) - w.double()).unflatten(1, (-1, weight.group_size)).abs()
-    # the end of the ruler misses by what rounding does to the scale, and zero by its own rounding
+    # the largest code is off by the rounding of the scale; int4 also by that of its zero
     lowest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     slack = (127 if kind is Int8Weight else 15) * lowest / 2
     if kind is Int4Weight:
@@ -636,13 +636,13 @@ def test_meta(kind: type[QuantizedWeight]) -> None:
     meta = make(kind, dtype=torch.bfloat16).to("meta")
     assert isinstance(meta, kind) and meta.is_meta and meta.dtype == torch.bfloat16
     assert all(tensor.is_meta for tensor in held(meta))
-    assert_shape = [tensor.shape for tensor in held(make(kind))]
-    assert [tensor.shape for tensor in held(meta)] == assert_shape
+    want_shapes = [tensor.shape for tensor in held(make(kind))]
+    assert [tensor.shape for tensor in held(meta)] == want_shapes
     skeleton = kind.quantize(torch.empty(6, 8, device="meta"))
-    assert [tensor.shape for tensor in held(skeleton)] == assert_shape
+    assert [tensor.shape for tensor in held(skeleton)] == want_shapes
     empty = torch.empty_like(meta, device="cpu")
     assert not empty.is_meta and empty.dtype == torch.bfloat16
-    assert [tensor.shape for tensor in held(empty)] == assert_shape
+    assert [tensor.shape for tensor in held(empty)] == want_shapes
     assert empty.copy_(make(kind, dtype=torch.bfloat16)) is empty
     assert_same(empty, make(kind, dtype=torch.bfloat16))
     with pytest.raises(NotImplementedError):
@@ -1021,7 +1021,7 @@ def alive_view(model: nn.Module) -> None:
         (lambda m: None, {"bits": 3}, r"bits=3 .* \[8, 4\]"),
         (lambda m: None, {"group_size": 5}, r"wte\.weight: .* group_size=5"),
         (lambda m: None, {"group_size": 64}, r"32 numbers .* group_size=64"),
-        (lambda m: None, {"bits": 4}, r"mlp\.c_proj\.weight|groups"),
+        (lambda m: None, {"bits": 4}, r"mlp\.c_proj\.weight: .*groups"),
         (lambda m: None, {"select": lambda name: False}, "select chose none of the weights .*wte"),
         (
             lambda m: None,
