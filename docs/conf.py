@@ -81,7 +81,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(Tensor|nn\.\w+|Tokenizer|Figure|Axes|optional|Path)"),
     (r"py:.*", r"ast\.(Module|expr|stmt)"),  # the standard library's own pages do not list them
     (r"py:.*", r".*lambda.*"),  # the limits of the numbers of a config
-    # A default made by a factory is no Python: its signature is cut at the commas.
+    # autodoc shows a default_factory as <factory>, which is no valid Python, so Sphinx splits the
+    # whole signature at its commas.
     (r"py:.*", r"(collections\.abc\.)?(dict|list|tuple|Mapping)\[.*"),
 ]
 language = translation.LANGUAGE

@@ -1,3 +1,4 @@
+# Copy this file to begin a page in depth: docs/writing.md says how. This line is not on the page.
 r"""
 Attention in depth
 ==================

@@ -1,3 +1,4 @@
+# Copy this file to begin a lesson: docs/writing.md says how. This line is not on the page.
 r"""
 Attention is an average
 =======================
@@ -34,7 +35,7 @@ assert (weights > 0).all()
 (scores + 7).softmax(-1)
 
 # %%
-# Nothing: the factor is the same above and below.
+# Nothing: numerator and denominator gain the same factor, exp(7).
 #
 # Exercises
 # ---------

@@ -1,7 +1,7 @@
 r"""Direct preference optimisation: of two answers, make the better one more probable.
 
-Each answer gets a reward without a model of rewards: by how much the model that learns,
-:math:`\pi`, finds it more probable than the frozen model that it started from, the *reference*.
+Each answer gets a reward without a reward model: by how much the model that learns, :math:`\pi`,
+finds it more probable than the frozen model that it started from, the *reference*.
 
 .. math::
 
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from lm_from_scratch.limits import Limit, Positive, is_plain, require
 
-_UNSURE = Limit("must be in [0, 0.5)", lambda x: is_plain(x) and 0 <= x < 0.5)
+_SMOOTHING = Limit("must be in [0, 0.5)", lambda x: is_plain(x) and 0 <= x < 0.5)
 
 
 class Preference(NamedTuple):
@@ -69,7 +69,7 @@ def dpo_loss(
     is not positive, and a ``label_smoothing`` outside [0, 0.5).
     """
     require(Positive, beta=beta)
-    _UNSURE.check("label_smoothing", {"label_smoothing": label_smoothing})
+    _SMOOTHING.check("label_smoothing", {"label_smoothing": label_smoothing})
     shapes = {tuple(t.shape) for t in (chosen, rejected, reference_chosen, reference_rejected)}
     if len(shapes) > 1 or chosen.dim() != 1:
         raise ValueError(

@@ -29,6 +29,8 @@ def table() -> list[tuple[str, str, list[ideas.Line]]]:
 
 
 def values() -> dict[str, Any]:
+    """What `families.rst` is filled with; ``silent`` is the share of entries, an idea of a family
+    each, for which no key of the config speaks."""
     entries = [line for _, _, lines in table() for line in lines]
     counts = {name: count for name, count in ideas.counts().items() if count}
     return {

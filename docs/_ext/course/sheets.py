@@ -1,8 +1,9 @@
 """A sheet for a week of a plan: minutes, talk, votes, questions, a quiz, model answers.
 
 Only what needs a teacher's judgement is written by hand, for each lesson once: what to do at the
-board, where students stumble, a false sentence, questions (`docs/classroom/notes`). All else comes
-from the pages, the exercises, the bug museum and the page of questions.
+board, where students stumble, a false sentence, questions: its *note*, in `docs/classroom/notes`.
+All else comes from the pages, the exercises, the bug museum and the page of questions. A *hunt* is
+an exercise that hands out code with mistakes of the bug museum, which students are to find.
 """
 
 import os
@@ -33,6 +34,7 @@ WORDS_A_MINUTE = 150
 #: Minutes for a heading of a talk, for a class to choose an answer, for what begins a week, and for
 #: a meeting.
 HEADING, CHOOSE, OPEN, MEETING = 1, 1, 10, 90
+#: At most so many votes for an exercise, and for a week.
 VOTES = 3
 #: Sentences of a long answer that a sheet holds.
 SHORT = 2
@@ -49,7 +51,7 @@ class Note:
     answers: list[str]  # how the right choice of each question begins; "" if none is right
     board: str
     stumble: str
-    false: list[str]  # the sentence, and why
+    false: tuple[str, str]  # the sentence, and why
     ask: list[list[str]] = field(default_factory=list)  # questions and answers
 
 
@@ -64,11 +66,12 @@ def notes() -> dict[str, Any]:
 
 
 def note(name: str) -> Note:
-    return Note(**notes()[name])
+    table = notes()[name]
+    return Note(**table | {"false": tuple(table["false"])})
 
 
 def explanation(one: Exercise) -> str:
-    """A model answer to "why", written by hand; of a hunt, else, from the bug museum."""
+    """A model answer to "why": written by hand, or, for a bug hunt, taken from the bug museum."""
     by_hand = notes()[f"{one.page.partition('/')[0]}/exercises"]
     mistakes = [cards.numbers()[number] for number in cards.NUMBER.findall(one.hunt)]
     texts = (f"{card.wrong} A user saw this: {card.saw}" for card in mistakes)
@@ -282,34 +285,34 @@ class Item:
     text: str
 
 
-def spoken(*texts: str) -> int:
+def minutes_to_say(*texts: str) -> int:
     """Minutes to say texts aloud, at least one. Where a link leads is not said."""
     aloud = [re.sub(r"\{doc\}`([^`]+?) <[^`>]+>`", r"\1", text) for text in texts]
     return max(1, round(sum(map(pages.words, aloud)) / WORDS_A_MINUTE))
 
 
-def talk(name: str) -> int:
+def talk_minutes(name: str) -> int:
     """Minutes of a talk: its headings, what is drawn, where students stumble, the lines to keep."""
     texts = (note(name).board, note(name).stumble, *to_keep(name))
-    return HEADING * len(steps(name)) + spoken(*texts)
+    return HEADING * len(steps(name)) + minutes_to_say(*texts)
 
 
-def ask(name: str) -> int:
+def question_minutes(name: str) -> int:
     """Minutes of the questions before a talk: read aloud, chosen, answered."""
     asked = questions(name)
     texts = (text for one in asked for text in (one.text, *one.choices, one.answer))
-    return CHOOSE * len(asked) + spoken(*texts)
+    return CHOOSE * len(asked) + minutes_to_say(*texts)
 
 
-def ballot(turns: list[Vote]) -> int:
+def vote_minutes(turns: list[Vote]) -> int:
     """Minutes of votes: what is wrong, the checks to choose from, and what the right one says."""
     texts = (text for one in turns for text in (one.wrong.label, *one.choices, one.hint))
-    return CHOOSE * len(turns) + spoken(*texts)
+    return CHOOSE * len(turns) + minutes_to_say(*texts)
 
 
-def agenda(number: int, week: int) -> Iterator[Item]:
+def agenda(weeks: int, week: int) -> Iterator[Item]:
     """What happens in class, in order: each lesson, then the exercises that belong to it."""
-    plan = plans.weeks(number)[week - 1]
+    plan = plans.weeks(weeks)[week - 1]
     turns = votes_of(plan)
     first = "Set up: everyone runs `start` and `check` once, with the first exercise."
     yield Item(OPEN, first if week == 1 else f"Quiz on week {week - 1}; talk about the answers.")
@@ -317,7 +320,7 @@ def agenda(number: int, week: int) -> Iterator[Item]:
         if name:
             title = pages.sections(name)[0].plain
             text = f"{title}: {len(questions(name))} questions first, then the talk."
-            yield Item(ask(name) + talk(name), text)
+            yield Item(question_minutes(name) + talk_minutes(name), text)
         for one in plan.in_class():
             if name != (one.page if one.page in plan.pages else None):
                 continue
@@ -325,15 +328,15 @@ def agenda(number: int, week: int) -> Iterator[Item]:
             yield Item(one.minutes, f"Exercise `{one.name}`, {how}.")
             if own := [vote for vote in turns if vote.exercise == one]:
                 many = "s" * (len(own) > 1)
-                yield Item(ballot(own), f"Vote on {len(own)} answer{many} to it.")
+                yield Item(vote_minutes(own), f"Vote on {len(own)} answer{many} to it.")
     lines_to_keep = [line for name in plan.pages for line in to_keep(name)]
-    yield Item(spoken(*lines_to_keep), "The lines to keep, and what to do at home.")
+    yield Item(minutes_to_say(*lines_to_keep), "The lines to keep, and what to do at home.")
 
 
-def meetings(number: int, week: int) -> list[list[tuple[str, Item]]]:
+def meetings(weeks: int, week: int) -> list[list[tuple[str, Item]]]:
     """The agenda cut into one meeting or two, about equally long, each item with its time from the
     beginning of its meeting."""
-    items = [*agenda(number, week)]
+    items = [*agenda(weeks, week)]
     if length(items) <= MEETING:
         return [timed(items)]
     cuts = range(1, len(items))
@@ -363,20 +366,20 @@ PAGES.filters |= exercises.FILTERS | {
 }
 
 
-def place(number: int, week: int) -> str:
-    """The document of the sheet of a week; weeks are counted from 1."""
-    return f"classroom/weeks_{number}/week_{week:02d}"
+def place(weeks: int, week: int) -> str:
+    """The document of a sheet: of a plan of so many ``weeks``, the ``week``, counted from 1."""
+    return f"classroom/weeks_{weeks}/week_{week:02d}"
 
 
-def sheet(number: int, week: int) -> str:
-    plan = plans.weeks(number)[week - 1]
+def sheet(weeks: int, week: int) -> str:
+    plan = plans.weeks(weeks)[week - 1]
     return render(
         "teaching/sheet.md",
-        number=number,
-        words=WORDS[number],
+        weeks=weeks,
+        words=WORDS[weeks],
         week=week,
         plan=plan,
-        meetings=meetings(number, week),
+        meetings=meetings(weeks, week),
         words_a_minute=WORDS_A_MINUTE,
         votes=votes_of(plan),
         asked=[one for one in asked() if one.lessons & {*plan.pages}],

@@ -1,7 +1,7 @@
 """A figure of Matplotlib becomes a part of the page: SVG whose ink is the colour of the text.
 
-So it holds on both grounds, and its words can be found and selected. On a phone a wide figure
-scrolls inside itself. The card of a page shows a picture of it on white.
+So it is readable on a light and a dark background, and its words can be found and selected. On a
+phone a wide figure scrolls inside itself. The card of a page shows a picture of it on white.
 """
 
 import io
@@ -14,7 +14,7 @@ from sphinx_gallery.scrapers import _matplotlib_fig_titles, _single_line_sanitiz
 
 from lm_from_scratch.instruments import plot
 
-#: Colours of Matplotlib that follow the theme; all others hold on both grounds.
+#: Colours of Matplotlib that follow the theme; all others are readable in both.
 THEMED = {"#000000": "currentColor", "#ffffff": "var(--lm-ground)"}
 THEMED |= dict.fromkeys(("#dddddd", "#e4e4e4", "#f4f4f4"), "var(--lm-faint)")
 #: In pixels: what a figure shrinks to, where letters can still be read.
@@ -48,14 +48,15 @@ def themed(figure: Any, name: str) -> str:
     for axes in figure.axes:
         for mapped in [*axes.images, *axes.collections]:
             if mapped.get_array() is not None:
-                mapped.set_cmap(on_any_ground(mapped.get_cmap()))
+                mapped.set_cmap(on_any_background(mapped.get_cmap()))
     file = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(file, format="svg", transparent=True, dpi=200, metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>|\s*<style.*?</style>", "", svg, flags=re.S)
-    # White letters, also those of a formula, are on a colour and stay.
+    # White letters, also those of a formula, are on a colour and stay: they are renamed before all
+    # other white becomes the background. The size is read before the new head replaces it.
     svg = re.sub(
         r"(<text[^>]*?)#ffffff|(<g style=\"fill: )#ffffff(?=[^>]*>\s*<text)", r"\1\2white", svg
     )
@@ -76,8 +77,9 @@ def themed(figure: Any, name: str) -> str:
     return f'<div class="figure">{svg.strip()}</div>\n'
 
 
-def on_any_ground(colours: Any) -> Any:
-    """A map without white or light grey: where nothing is, the ground of the page is seen."""
+def on_any_background(colours: Any) -> Any:
+    """A colour map with its white made transparent and its light grey translucent, so that the
+    page's background shows."""
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 
     if isinstance(colours, ListedColormap):

@@ -1,4 +1,4 @@
 """What a build writes before Sphinx reads, and what it clears away after.
 
-`generated` calls all other rooms, and no room calls it.
+`generated.py` imports the other folders of `_ext` that compute pages; none of them imports it.
 """

@@ -1,6 +1,7 @@
 """Every file that a build makes from what stands somewhere else, before Sphinx looks for pages.
 
-The prose is in the templates of `docs/_pages`; the rooms compute what is filled in.
+The prose is in the templates of `docs/_pages`; the other folders of `_ext` compute what is filled
+in.
 """
 
 from pathlib import Path
