@@ -223,8 +223,9 @@ def model_with_pages(**changes: Any) -> Any:
     return model
 
 
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("P", [4, *(pytest.param(P, marks=pytest.mark.slow) for P in (1, 16))])
+@pytest.mark.parametrize("P", [1, 4, 16])
 def test_generation_equals_paged_cache(P: int) -> None:
     """A ragged batch, then step by step across the edges of pages; the last layer slides."""
     kinds = ("full_attention", "full_attention", "sliding_attention")
@@ -245,6 +246,7 @@ def test_generation_equals_paged_cache(P: int) -> None:
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_forks_share_pages_and_do_not_disturb_one_another() -> None:
     """One prompt, three continuations of it, then two of these chosen again, as beams are."""

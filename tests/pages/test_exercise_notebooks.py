@@ -157,7 +157,12 @@ def test_an_assignment_may_be_a_week_of_a_plan(weeks: int) -> None:
     for number, week_ in enumerate(plan, start=1):
         listed = [name for name, week in named.items() if week == f"week_{number:02d}"]
         assert listed == [one.name for one in week_.exercises]
-    texts = hand_out.files(weeks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weeks", plans.PLANS)
+def test_a_plan_in_weeks_has_its_sheets_and_assignments(weeks: int) -> None:
+    named, texts = hand_out.assignments(weeks), hand_out.files(weeks)
     assert (
         f"# {sheets.WORDS[weeks]} weeks, week 2" in texts[Path(f"sheets/weeks_{weeks}/week_02.md")]
     )

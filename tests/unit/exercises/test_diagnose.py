@@ -51,7 +51,7 @@ def name_of(bench: Bench, wrong: Wrong, factor: float) -> Wrong | None:
     return diagnose(exercise, failed, wants, 0)[0]
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "rope"])
+@pytest.mark.parametrize("name", ["rms_norm", pytest.param("rope", marks=pytest.mark.slow)])
 def test_a_mistake_is_named_up_to_rounding(name: str) -> None:
     bench = bench_of(name)
     named = [wrong for wrong in bench.exercise.wrong if name_of(bench, wrong, 0.0) == wrong][:3]

@@ -10,9 +10,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,6 +212,20 @@ FILES = {
 }
 
 
+#: One of each kind, for `make test`.
+QUICK = {
+    "replaces_comparisons", "returns_what_equals_all", "exit_code", "pipe_closed", "memory",
+    "ignores_its_alarm", "kills_its_parent", "kills_everything", "crashes", "deletes_a_file",
+    "keeps_progress", "uses_the_network", "html", "formula", "terminal", "nested_brackets",
+    "takes_results_from_the_stack", "sends_the_verdict_itself", "asks_a_socket_in_a_file",
+    "decorated",
+}  # fmt: skip
+
+
+def each(names: Iterable[str]) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def here(attack: Attack) -> bool:
     return SEALED or not attack.seal
 
@@ -235,7 +250,12 @@ def listen(server: socket.socket, heard: list[bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
+def course(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Course]:
+    """What the grader says of the attacks whose tests were asked for."""
+    tests = (item for item in request.session.items if isinstance(item, pytest.Function))
+    asked = {test.callspec.params.get("name") for test in tests if hasattr(test, "callspec")}
     folder = tmp_path_factory.mktemp("hostile")
     os.environ["LM_FROM_SCRATCH_PROGRESS"] = str(folder / "progress.json")
     victim = folder / "kept" / "victim.py"
@@ -253,10 +273,10 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
         body = attack.body
         for word, value in values.items():
             body = body.replace(word, str(value))
-        write(folder / "in" / name / "a.py", HEAD + indented(body), here(attack))
+        write(folder / "in" / name / "a.py", HEAD + indented(body), name in asked and here(attack))
     for name, text in FILES.items():
         suffix = ".ipynb" if "notebook" in name else ".py"
-        write(folder / "in" / name / f"rms_norm{suffix}", text, True)
+        write(folder / "in" / name / f"rms_norm{suffix}", text, name in asked)
     write(folder / "in" / "right" / "a.py", solution("rms_norm"), True)
     command = ["grade", str(folder / "in"), "--csv", str(folder / "out.csv"), "--quiet"]
     command += ["--reports", str(folder / "reports"), "--exercises", "rms_norm"]
@@ -276,7 +296,7 @@ def write(path: Path, text: str, wanted: bool) -> None:
         path.write_text(text)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", each(ATTACKS))
 def test_an_attack_gets_what_is_said_of_it(course: Course, name: str) -> None:
     if not here(ATTACKS[name]):
         pytest.skip("this system has no seal")
@@ -284,7 +304,7 @@ def test_an_attack_gets_what_is_said_of_it(course: Course, name: str) -> None:
     assert float(row["points"]) == ATTACKS[name].points, row
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", each(FILES))
 def test_a_hostile_file_stops_no_batch(course: Course, name: str) -> None:
     wanted = FULL if solution("rms_norm") in FILES[name] and name != "class_body" else NOTHING
     assert float(course.rows[name]["points"]) == wanted, course.rows[name]

@@ -21,8 +21,11 @@ def short(monkeypatch) -> None:
     monkeypatch.setattr(module, "LENGTHS", lengths)
 
 
+SECONDS_EACH = {"merge_pair", "int8_weight", "adamw_step", "top_p", "cross_entropy"}
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "merge_pair")) for n in PARTS]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SECONDS_EACH)) for n in PARTS]
 )
 def test_every_right_answer_does_the_same(name: str, short) -> None:
     """Here for a few tokens and steps; plays.py repeats it at full length."""

@@ -229,6 +229,7 @@ def two_processes(tokens: TokenFile, root: Path) -> None:
             save_file(tensors, root / f"{name}.safetensors")
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path, tokens) -> None:
     in_processes(2, two_processes, tokens, tmp_path)
     for name, bits in (("ddp 8", 8), ("fsdp 0", 0)):
