@@ -45,9 +45,16 @@ AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 EVERY_VIEW = bool(os.environ.get("EVERY_VIEW"))
 # On a phone the frame of a page is another, which the pages of a folder share.
 FIRST_OF_FOLDER = {str(Path(name).parent): name for name in reversed(PAGES)}.values()
-# The pages of modules come from one template: axe looks at one in eight.
-API_PAGES = [name for name in PAGES if name.startswith("api/")]
-WITHOUT_AXE = set() if EVERY_VIEW else {*API_PAGES} - {*API_PAGES[::8]}
+# The pages of modules, of exercises and of weeks come from a template each: axe looks at one in
+# eight. Of the modules these are opened, and those with a formula.
+FROM_TEMPLATES = [name for name in PAGES if name.startswith(("api/", "exercises/", "classroom/"))]
+WITHOUT_AXE = set() if EVERY_VIEW else {*FROM_TEMPLATES} - {*FROM_TEMPLATES[::8]}
+OPENED = [
+    name
+    for name in PAGES
+    if not (name.startswith("api/") and name in WITHOUT_AXE)
+    or 'class="math' in (SITE / name).read_text(encoding="utf-8")
+]
 
 MATH_PROBLEMS = r"""
 () => {
@@ -178,14 +185,14 @@ def axe_options(whole: bool) -> dict[str, object]:
     return {"tags": AXE_TAGS, "whole": whole, "everywhere": EVERY_VIEW}
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", OPENED)
 def test_page(reader: Visit, server: str, name: str) -> None:
     """One load: requests, console, mathematics, images; then axe on a phone and in the dark.
 
-    Each theme and each width is seen once; rules that do not measure contrast look at the wide
-    page, and on a phone at the first page of each folder. With EVERY_VIEW=1 each theme is seen at
-    each width, by all rules, on every page, and the contrast of every text is measured: many
-    minutes more.
+    Each page is seen wide and dark, every other one narrow and light; rules that do not measure
+    contrast look at the wide page, and at the narrow one of the first page of each folder. With
+    EVERY_VIEW=1 each theme is seen at each width, by all rules, on every page, and the contrast of
+    every text is measured: many minutes more.
     """
     problems = reader.problems
     problems.clear()
@@ -203,9 +210,11 @@ def test_page(reader: Visit, server: str, name: str) -> None:
     first = name in FIRST_OF_FOLDER
     page.evaluate(ONE_OF_EACH, {"list": EVERY_VIEW or first})
     page.evaluate(Axe().axe_script)
-    views = [(375, "light"), (1280, "dark")]
+    views = [(1280, "dark")]
     if EVERY_VIEW:
-        views += [(375, "dark"), (1280, "light")]
+        views += [(375, "light"), (375, "dark"), (1280, "light")]
+    elif first or OPENED.index(name) % 2:
+        views.append((375, "light"))
     for width, theme in views:
         page.set_viewport_size({"width": width, "height": 900})
         # The reader's system changes while the page is open, which must follow.
