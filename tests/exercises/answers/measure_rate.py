@@ -58,8 +58,8 @@ def by_rayleigh(H, rates, momentum=0.0, decay=0.0):
 RIGHT = [by_companion, by_torch, by_one_matrix, by_rayleigh]
 
 SURVIVORS = {
-    "if lowest < -1e-9:: lowest < -1e-09 => lowest <= -1e-09": "no direction falls so little",
-    "if lowest < -1e-9:: 1e-09 => 2e-09": "no direction falls so little",
+    "if lowest < -1e-09:: lowest < -1e-09 => lowest <= -1e-09": "no direction falls so little",
+    "if lowest < -1e-09:: 1e-09 => 2e-09": "no direction falls so little",
     "return [rate * highest > 2 * (1 + momentum) for rate in rates]: "
     "rate * highest > 2 * (1 + momentum) => rate * highest >= 2 * (1 + momentum)": (
         "no rate lies on the border"

@@ -486,7 +486,7 @@ def test_a_bad_value_is_one_line_of_one_process(text, tmp_path) -> None:
     assert code == 2
     # without a network torch warns that this machine's name is not known
     ours = [line for line in errors.splitlines() if "hostname of the client socket" not in line]
-    assert ours == ["error: batch_size=3 cannot be shared evenly by 2 processes"]
+    assert ours == ["error: --batch-size 3 cannot be shared evenly by 2 processes"]
 
 
 def test_the_command_names_what_is_missing(tmp_path, capsys, monkeypatch) -> None:
