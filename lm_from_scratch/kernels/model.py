@@ -62,10 +62,8 @@ class KernelHead(OwnLosses, Head):
     losses = causal_lm_loss, chunked_causal_lm_loss
 
 
-class TiedKernelHead(OwnLosses, TiedHead):
+class TiedKernelHead(KernelHead, TiedHead):
     """The same for one that is the token embedding."""
-
-    losses = causal_lm_loss, chunked_causal_lm_loss
 
 
 def use_kernels_(model: nn.Module, only: Collection[str] | None = None) -> dict[str, int]:

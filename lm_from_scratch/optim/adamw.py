@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
+from lm_from_scratch.optim.config import BITS
 from lm_from_scratch.optim.eight_bit import MOMENTS, decoded, is_coded, stored, stored_shapes
 
 Number = float | Tensor
@@ -142,7 +143,7 @@ class AdamW(torch.optim.Optimizer):
                 raise ValueError(f"{name}={group[name]} must be finite and not negative")
         if len(group["betas"]) != 2 or not all(0.0 <= beta < 1.0 for beta in group["betas"]):
             raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
-        check_bits(group["optim_bits"])
+        BITS.check("optim_bits", group)
         for p in tensors_of(group):
             if p.is_complex():
                 raise ValueError(f"a parameter is {p.dtype}; {type(self).__name__} takes real ones")
@@ -208,12 +209,14 @@ class AdamW(torch.optim.Optimizer):
 
     def update_all(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """The step of ``params``, whose moments are numbers."""
-        dense = [p for p in params if group["fused"] and is_dense(p)]
-        grads = [p.grad for p in dense if p.grad is not None]
-        fused_step(dense, grads, [self.state[p] for p in dense], group)
+        fused: list[Tensor] = []
         for p in params:
-            if not (group["fused"] and is_dense(p)):
+            if group["fused"] and is_dense(p):
+                fused.append(p)
+            else:
                 self.update_one(p, group)
+        grads = [p.grad for p in fused if p.grad is not None]
+        fused_step(fused, grads, [self.state[p] for p in fused], group)
 
     def update_one(self, p: Tensor, group: dict[str, Any]) -> None:
         """The step of one parameter, as the formula says."""
@@ -303,12 +306,6 @@ class AdamW(torch.optim.Optimizer):
             for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=False)
             for p, key in zip(ours["params"], theirs["params"], strict=False)
         ]
-
-
-def check_bits(optim_bits: Any) -> None:
-    """Raises ``ValueError`` for moments in any other number of bits than 8 and 32."""
-    if optim_bits not in (8, 32):
-        raise ValueError(f"optim_bits={optim_bits!r} must be 8 or 32")
 
 
 def tensors_of(group: dict[str, Any]) -> list[Tensor]:

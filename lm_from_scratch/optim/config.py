@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from lm_from_scratch.limits import Count, Limit, NotNegative, Positive, check, is_integer, is_plain
+from lm_from_scratch.limits import Count, Limit, NotNegative, Positive, check, is_plain
 
 Optimizer = Literal["adamw", "galore", "muon"]
 ProjectionType = Literal["std", "reverse_std", "left", "right", "full", "random"]
@@ -23,14 +23,14 @@ NUMBERS_OF = {
 _SHARES = Limit(
     "must be two numbers in [0, 1)",
     lambda betas: (
-        isinstance(betas, tuple)
+        isinstance(betas, (tuple, list))
         and len(betas) == 2
         and all(is_plain(beta) and 0 <= beta < 1 for beta in betas)
     ),
 )
 _ABOVE_0 = Limit("must be above 0", lambda x: x == math.inf or (is_plain(x) and x > 0))
 _FACTOR = Limit("must be above 0 and finite", lambda x: is_plain(x) and x > 0)
-_BITS = Limit("must be 8 or 32", lambda bits: is_integer(bits, 8) and bits in (8, 32))
+BITS = Limit("must be 8 or 32", lambda bits: bits in (8, 32))
 #: Of the moments and the optimizer: Muon has one momentum, and never in 8 bits.
 MOMENTUM_BITS = Limit(
     "is for AdamW and GaLore: Muon keeps its momentum in 32",
@@ -55,7 +55,7 @@ class OptimizerConfig:
     weight_decay: NotNegative = 0.1  # shrinks matrices, not biases and norms
     max_grad_norm: Annotated[float, _ABOVE_0, NOT_CLIPPED] = 1.0  # math.inf does not clip
     optimizer: Optimizer = "adamw"  # of the blocks' matrices
-    optim_bits: Annotated[int, _BITS, MOMENTUM_BITS] = 32  # of each number in the moments: 32, 8
+    optim_bits: Annotated[Count, BITS, MOMENTUM_BITS] = 32  # of each number in the moments: 32, 8
     rank: Count = 128  # galore: directions of each matrix
     update_proj_gap: Count = 200  # galore: steps for one basis
     scale: Annotated[float, _FACTOR] = 0.25  # galore: lr * scale is the matrices' learning rate
