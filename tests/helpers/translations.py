@@ -11,12 +11,16 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from babel.messages.pofile import read_po
 from docutils import nodes
 from docutils.core import publish_doctree
-from docutils.parsers.rst import roles
+from docutils.frontend import Values, get_default_settings
+from docutils.parsers.rst import Parser, roles
+from docutils.readers.standalone import Reader
+from docutils.writers.null import Writer
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCALE = ROOT / "docs" / "locale"
@@ -56,9 +60,17 @@ for role in ("doc", "ref", "term", "func", "class", "meth", "mod", "attr", "data
     roles.register_generic_role(role, nodes.literal)
 
 
+@cache
+def settings() -> Values:
+    """Those of docutils, made once: making them takes longer than a message."""
+    values = get_default_settings(Reader, Parser, Writer)
+    values.report_level, values.halt_level = 5, 6
+    return values
+
+
 def parsed(text: str) -> Counter[str]:
     """The parts of a message as docutils finds them: what stands too near to a letter is text."""
-    document = publish_doctree(text, settings_overrides={"report_level": 5, "halt_level": 6})
+    document = publish_doctree(text, settings=settings())
     kinds = (
         nodes.emphasis,
         nodes.strong,

@@ -301,6 +301,7 @@ def test_a_row_may_pause() -> None:
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_engine_says_the_same() -> None:
     """Requests of several lengths that share a beginning, join and leave, over pages of 4."""
     prompts = [token_ids(n, seed=3).tolist() for n in (9, 14, 5)]

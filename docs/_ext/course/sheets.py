@@ -232,13 +232,14 @@ def rejected(name: str) -> dict[str, list[str]]:
     if missing(one):
         return {wrong.label: [wrong.case] for wrong in changes}
     wants = [outcome(one, number, one.reference, 0) for number in range(len(one.cases))]
+    answers = {wrong.label: source.answer(one, wrong.answer) for wrong in changes}
     return {
-        wrong.label: [
+        label: [
             case.name
             for number, case in enumerate(one.cases)
-            if judge(case, outcome(one, number, source.answer(one, wrong.answer), 0), wants[number])
+            if judge(case, outcome(one, number, answer, 0), wants[number])
         ]
-        for wrong in changes
+        for label, answer in answers.items()
     }
 
 

@@ -285,6 +285,7 @@ class Watch:
         return code
 
 
+@pytest.mark.slow
 def test_watch_checks_after_every_save(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(WRONG)

@@ -472,6 +472,7 @@ def test_ctrl_c_keeps_the_rows_that_are_there(
     test_no_child_is_left(({}, tmp_path))
 
 
+@pytest.mark.slow
 def test_of_files_with_equal_points_the_first_counts(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "a.py").write_text(HEAD + "    import time\n    time.sleep(0.1)\n")

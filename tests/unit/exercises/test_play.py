@@ -43,6 +43,7 @@ def test_drafts_are_shown_with_a_bar_after_each_pass(capsys) -> None:
     assert "|" in said and "If the value ... " in said
 
 
+@pytest.mark.slow
 def test_all_at_once_and_what_is_missing_is_said(capsys) -> None:
     functions = {name: answer(exercise(name)) for name in PARTS if name != "swiglu"}
     assert play_together(functions, {"swiglu": "3 of 5 checks"})

@@ -161,6 +161,7 @@ def test_a_class_for_a_program(submitted, capsys) -> None:
     assert found["fay"]["agreements"]["writes"]["error"] == ""
 
 
+@pytest.mark.slow
 def test_a_loop_that_never_ends_costs_its_own_student_alone(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(child_module, "PATIENCE", 100)  # its processor time decides, on any machine
     (tmp_path / "a.py").write_text(later("while True: pass"))
