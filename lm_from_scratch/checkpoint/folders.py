@@ -27,6 +27,9 @@ MAX_DEPTH = 50
 
 SHIPPED = PRETRAINED / "gpt2-docs"
 
+#: What a folder with an adapter in the format of ``peft`` has, beside a model or without one.
+ADAPTER = "adapter_config.json"
+
 
 def local_folder(name: str | Path) -> Path:
     """``name`` itself if it is a folder; else the package's model, or the hub's files, of that name
@@ -36,9 +39,9 @@ def local_folder(name: str | Path) -> Path:
     """
     folder = Path(name)
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not is_model(folder):
             for model in [folder / "model", *sorted(folder.glob("step-*"), reverse=True)]:
-                if (model / "config.json").is_file():
+                if is_model(model):
                     raise ValueError(f"{folder} is a run, no model; its model is {model}")
         return folder
     if (PRETRAINED / folder / "config.json").is_file():
@@ -56,6 +59,11 @@ def local_folder(name: str | Path) -> Path:
             f"{str(name)!r} is no folder here, and the hub gave no model of that name "
             f"({type(error).__name__}); with the package come {', '.join(shipped())}"
         ) from error
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model, or an adapter for one."""
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER))
 
 
 def shipped() -> list[str]:

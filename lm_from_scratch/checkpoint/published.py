@@ -56,17 +56,25 @@ def read_published(folder: Path) -> tuple[Published, Config]:
 
     Raises ``ValueError`` for what cannot be read or built, with the file.
     """
-    path, generation = folder / "config.json", folder / "generation_config.json"
-    published = Published(read_json(path), read_json(generation) if generation.exists() else {})
+    path = folder / "config.json"
+    published = Published(read_json(path), read_generation(folder))
     try:
         _check(published.config)
         config = config_from_dict(published.config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    ids = published.generation_config.get("eos_token_id")
-    if ids is not None and (not _ids(ids) or any(type(n) is not int for n in _ids(ids))):
-        raise ValueError(f"{generation}: eos_token_id={shown(ids)} must be one token id or several")
     return published, config
+
+
+def read_generation(folder: Path) -> dict[str, Any]:
+    """What a folder says of how a text is continued; nothing, where it does not say it. Raises
+    ``ValueError`` for ends that are no tokens."""
+    path = folder / "generation_config.json"
+    contents = read_json(path) if path.exists() else {}
+    ids = contents.get("eos_token_id")
+    if ids is not None and (not _ids(ids) or any(type(n) is not int for n in _ids(ids))):
+        raise ValueError(f"{path}: eos_token_id={shown(ids)} must be one token id or several")
+    return contents
 
 
 def _check(config: Mapping[str, Any]) -> None:

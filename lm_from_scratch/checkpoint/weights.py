@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from lm_from_scratch.checkpoint.architectures import Config, build
 from lm_from_scratch.checkpoint.experts import stacked, unstacked
 from lm_from_scratch.checkpoint.folders import (
+    ADAPTER,
     check_replaceable,
     local_folder,
     replace_folder,
@@ -116,14 +117,22 @@ def classifier_from_pretrained(folder: str | Path) -> SequenceClassifier | Token
 
 
 def load_checkpoint(
-    folder: str | Path, kind: Literal["causal_lm", "classifier"] | None = None
+    folder: str | Path,
+    kind: Literal["causal_lm", "classifier"] | None = None,
+    without_adapter: bool = False,
 ) -> Checkpoint[Any]:
     """Read the model of a folder, of either kind or of the one that is asked for, and what else
     the folder says: the names of labels, where texts end. :func:`save_pretrained` writes both.
 
-    Raises ``ValueError`` as :func:`from_pretrained` does, and for a model of the other kind.
+    Raises ``ValueError`` as :func:`from_pretrained` does, for a model of the other kind, and for a
+    folder with an adapter, unless it is opened ``without_adapter``.
     """
     folder = local_folder(folder)
+    if (folder / ADAPTER).is_file() and not without_adapter:
+        raise ValueError(
+            f"{folder} holds an adapter ({ADAPTER}), without which its model is another: "
+            "interop.peft.load_with_adapter reads it as well, and every command"
+        )
     published, config = read_published(folder)
     architecture, n_labels = published.architecture, published.n_labels
     classifies = architecture.endswith("Classification")

@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import labels
-from lm_from_scratch.checkpoint.weights import load_checkpoint
 from lm_from_scratch.commands.loading import (
     check_together,
     device_named,
@@ -17,6 +16,7 @@ from lm_from_scratch.commands.loading import (
 )
 from lm_from_scratch.commands.options import ClassifyOptions
 from lm_from_scratch.commands.speed import MANY, in_dtype, make_fast, note
+from lm_from_scratch.interop.peft import load_with_adapter
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ def run(options: ClassifyOptions) -> int:
     if options.file == "-" and sys.stdin is None:
         raise ValueError("--file -: the input is closed")
     folder = local_folder(options.model)
-    checkpoint = load_checkpoint(folder, "classifier")
+    checkpoint = load_with_adapter(folder, "classifier")
     model, published = checkpoint.model.to(device_named(options.device)), checkpoint.published
     if not isinstance(model, SequenceClassifier):
         raise ValueError(f"{folder} holds a {type(model).__name__}, which labels tokens, not texts")

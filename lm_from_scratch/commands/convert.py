@@ -1,4 +1,4 @@
-"""``convert``: a model in another dtype, or in files of another size.
+"""``convert``: a model in another dtype, in files of another size, or with its adapter added.
 
 A cache needs no such command: ``load_cache`` reads each file that ``save_cache`` ever wrote, and a
 legacy cache, a tuple of tensors, has no file that can be read without unpickling it.
@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.weights import load_checkpoint, save_pretrained
+from lm_from_scratch.checkpoint.folders import ADAPTER, local_folder
+from lm_from_scratch.checkpoint.weights import save_pretrained
 from lm_from_scratch.commands.loading import new_folder, tokenizer_folder
 from lm_from_scratch.commands.options import ConvertOptions
+from lm_from_scratch.interop.peft import load_with_adapter
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import files_in, read_bytes, write_bytes
 from lm_from_scratch.weights.quantize import quantized_weights
@@ -23,7 +24,12 @@ def run(options: ConvertOptions) -> int:
     """Write the model to a folder of its own."""
     folder = local_folder(options.model)
     out = new_folder(options.out, folder)
-    checkpoint = load_checkpoint(folder)
+    if (folder / ADAPTER).is_file() != options.merge:
+        reason = "has no adapter to --merge" if options.merge else (
+            "has an adapter: --merge adds it to the weights"
+        )  # fmt: skip
+        raise ValueError(f"{folder} {reason}")
+    checkpoint = load_with_adapter(folder)
     model = checkpoint.model
     was = dtype_of(model)
     if options.dtype:

@@ -2,18 +2,21 @@
 
 from pathlib import Path
 
-from lm_from_scratch.checkpoint.folders import read_json, shipped, shipped_folder
+from lm_from_scratch.checkpoint.folders import ADAPTER, read_json, shipped, shipped_folder
 from lm_from_scratch.checkpoint.ideas import complete, describe
 from lm_from_scratch.commands.options import DescribeOptions
+from lm_from_scratch.interop.peft import base_folder
 
 
 def run(options: DescribeOptions) -> int:
     """Print a line for each idea."""
-    path = shipped_folder(options.model) if options.model in shipped() else Path(options.model)
-    path = path / "config.json" if path.is_dir() else path
+    folder = shipped_folder(options.model) if options.model in shipped() else Path(options.model)
+    path = base_folder(folder) / "config.json" if folder.is_dir() else folder
     config = read_json(path)
     family = complete(config)[1]
     print(f"{path}: {config.get('model_type', 'no model_type')}")
+    if (folder / ADAPTER).is_file():
+        print(f"  adapter, added to its weights: {folder / ADAPTER}")
     for line in describe(config):
         print(f"  {line}")
     if family is None:

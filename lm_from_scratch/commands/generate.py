@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import Published, end_tokens
-from lm_from_scratch.checkpoint.weights import load_checkpoint
 from lm_from_scratch.commands.loading import (
     check_together,
     device_named,
@@ -25,6 +24,7 @@ from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.generation.text import until
+from lm_from_scratch.interop.peft import load_with_adapter
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ def run(options: GenerateOptions) -> int:
         if reads and sys.stdin is None:
             raise ValueError(f"{flag}: the input is closed")
     folder = local_folder(options.model)
-    checkpoint = load_checkpoint(folder, "causal_lm")
+    checkpoint = load_with_adapter(folder, "causal_lm")
     model = checkpoint.model.to(device_named(options.device))
     texts = list(lines_of(options.prompts)) if options.prompts else []
     rows = len(texts) or options.num_beams or options.num_return_sequences

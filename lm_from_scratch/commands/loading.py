@@ -11,6 +11,7 @@ import torch
 from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.checkpoint.folders import shipped
 from lm_from_scratch.checkpoint.state import checkpoints
+from lm_from_scratch.interop.peft import base_folder
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -71,10 +72,12 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """The folder of a model's tokenizer, which a run keeps beside its checkpoints."""
+    """The folder of a model's tokenizer, which a run keeps beside its checkpoints, and an adapter
+    may leave to its base."""
+    if (folder / "tokenizer.json").is_file():
+        return folder
     run = folder.resolve().parent
-    beside = folder.resolve() in checkpoints(run) and not (folder / "tokenizer.json").is_file()
-    return run if beside else folder
+    return run if folder.resolve() in checkpoints(run) else base_folder(folder)
 
 
 def check_together(tokenizer: Tokenizer, config: Config, folder: Path) -> None:

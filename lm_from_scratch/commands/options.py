@@ -207,11 +207,15 @@ class ConvertOptions(Options):
         "largest file of weights, like 500M or 2GB (K is 1000; a tensor stays whole); default: 5GB",
         5 * UNITS["G"], type=size, metavar="SIZE",
     )  # fmt: skip
+    merge: bool = option(
+        "of a model with an adapter (LoRA), beside it or alone in its folder: add it to the "
+        "weights", False,
+    )  # fmt: skip
     quiet: bool = option("no progress bar", False)
 
 
 CONVERT = Command(
-    "write a model in another dtype, or in smaller files",
+    "write a model in another dtype, in smaller files, or with its adapter added",
     (ConvertOptions,),
     "lm_from_scratch.commands.convert:run",
     description="Write a model, or a classifier, in another dtype or in files of another size, "
@@ -220,6 +224,7 @@ CONVERT = Command(
     examples="""examples
   python -m lm_from_scratch convert path/or/hub-name --dtype bfloat16 --out build/half
   python -m lm_from_scratch convert run/model --max-shard 200M --out build/parts
+  python -m lm_from_scratch convert run/model --merge --out build/merged
 """,
 )
 

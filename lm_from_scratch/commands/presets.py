@@ -115,6 +115,8 @@ def read(**given: Any) -> TrainOptions:
     preset = PRESETS[name]
     if source is None and way in PRESETS:
         raise ValueError(f"--{way} is for a model that can write already: give --from")
+    if source is None and "lora" in given:
+        raise ValueError(f"--lora {given['lora']} is for a model that there is: give --from")
     if source is not None:
         for one in fields(NewModel):
             if one.name in given:
@@ -122,7 +124,7 @@ def read(**given: Any) -> TrainOptions:
                     f"{NewModel.flag(one.name)} {given[one.name]} is not for --from: the folder "
                     "says it"
                 )
-        model: NewModel | FromFolder = FromFolder(from_=source)
+        model: NewModel | FromFolder = FromFolder(**of(FromFolder, given))
     elif preset.model is None:
         raise ValueError(f"--preset {name} is for a model that there is: give --from")
     else:
@@ -184,6 +186,9 @@ EXAMPLES = """examples
       the same model learns to label texts; without --from, a new one does
   python -m lm_from_scratch train --out run --from path/or/hub-name --sft chats.jsonl
       it learns to answer, as the chats of the file do
+  python -m lm_from_scratch train --out run --from path/or/hub-name --sft chats.jsonl --lora 8
+      the same in adapters of a few numbers (LoRA); generate opens run/model, convert --merge
+      adds them to the weights
   python -m lm_from_scratch train --out run --from path/or/hub-name --dpo pairs.jsonl
       it learns which of two answers is better
   python -m lm_from_scratch train --out run --from tasks --grpo countdown

@@ -5,9 +5,10 @@ import shlex
 import torch
 
 from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.weights import load_checkpoint, plain_tensors, save_pretrained
+from lm_from_scratch.checkpoint.weights import plain_tensors, save_pretrained
 from lm_from_scratch.commands.loading import new_folder, tokenizer_of
 from lm_from_scratch.commands.options import QuantizeOptions
+from lm_from_scratch.interop.peft import load_with_adapter
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.program import PROGRAM
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, largest_code
@@ -18,7 +19,7 @@ def run(options: QuantizeOptions) -> int:
     """Write a model with weights of 8 or 4 bits to a folder of its own."""
     folder = local_folder(options.model)
     out = new_folder(options.out, folder)
-    checkpoint, tokenizer = load_checkpoint(folder, "causal_lm"), tokenizer_of(folder)
+    checkpoint, tokenizer = load_with_adapter(folder, "causal_lm"), tokenizer_of(folder)
     model = checkpoint.model
     before = sum(p.nbytes for p in model.parameters())
     was = str(model.head.weight.dtype).removeprefix("torch.")

@@ -16,10 +16,10 @@ import torch
 
 from lm_from_scratch.checkpoint.architectures import Config, build
 from lm_from_scratch.checkpoint.configs import config_to_dict
-from lm_from_scratch.checkpoint.folders import local_folder, read_json
+from lm_from_scratch.checkpoint.folders import ADAPTER, local_folder, read_json, shipped
 from lm_from_scratch.checkpoint.published import NOTHING, Published, labels, read_published
 from lm_from_scratch.checkpoint.state import DIFFERENCES
-from lm_from_scratch.checkpoint.weights import Checkpoint, load_checkpoint
+from lm_from_scratch.checkpoint.weights import Checkpoint
 from lm_from_scratch.commands.loading import check_together, tokenizer_of, use_kernels
 from lm_from_scratch.commands.train_options import (
     Classify,
@@ -29,6 +29,7 @@ from lm_from_scratch.commands.train_options import (
     StepOptions,
     TrainOptions,
 )
+from lm_from_scratch.interop.peft import base_folder, load_with_adapter
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.heads import SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.interface import CausalLM
@@ -44,6 +45,7 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.training.dropout import residual_dropout_
 from lm_from_scratch.training.objective import Objective
 from lm_from_scratch.training.train import Batches
+from lm_from_scratch.weights.lora import add_lora_
 from lm_from_scratch.weights.quantize import quantized_weights
 
 B = TypeVar("B", bound=Batches)
@@ -70,9 +72,15 @@ def source_of(start: FromFolder) -> Path:
     return local_folder(start.from_)
 
 
+def name_of(start: FromFolder) -> str:
+    """By which a model is found again, from any folder: its path, or its name on the hub."""
+    here = Path(start.from_).is_dir() or start.from_ in shipped()
+    return str(source_of(start).resolve()) if here else start.from_
+
+
 def config_in(start: FromFolder) -> Config:
     """The sizes of a model on disk."""
-    return read_published(source_of(start))[1]
+    return read_published(base_folder(source_of(start)))[1]
 
 
 def continuation(out: Path, options: TrainOptions, way: Pretrain, group: Processes) -> Setup:
@@ -205,6 +213,14 @@ def model_of(
         model.to(options.run.device)
     if options.kernels:
         use_kernels(model)
+    if isinstance(options.model, FromFolder) and (rank := options.model.lora):
+        if (source / ADAPTER).is_file():
+            raise ValueError(
+                f"{source} has an adapter already: convert --merge makes a model of both, which "
+                "--lora can begin with"
+            )
+        with about(f"--lora {rank}"):
+            add_lora_(model, rank, options.model.lora_alpha or 2 * rank, seed=options.run.seed)
     return Checkpoint(model, published)
 
 
@@ -212,7 +228,7 @@ def model_from(
     source: Path, steps: StepOptions, tokenizer: Tokenizer, classify: bool
 ) -> Checkpoint[Any]:
     """The model in a folder, in float32, with the dropout that is asked for."""
-    checkpoint = load_checkpoint(source)
+    checkpoint = load_with_adapter(source)
     model = checkpoint.model
     config = model.backbone.config
     if isinstance(model, TokenClassifier) or (

@@ -22,6 +22,7 @@ from lm_from_scratch.commands.setups import (
     classification,
     config_in,
     continuation,
+    name_of,
 )
 from lm_from_scratch.commands.speed import choose_products, possible_ways
 from lm_from_scratch.commands.train_options import (
@@ -38,6 +39,7 @@ from lm_from_scratch.commands.train_options import (
     flag_of,
 )
 from lm_from_scratch.instruments.onednn import onednn_matmul, use_onednn_
+from lm_from_scratch.interop.peft import save_lora
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.optim.choose import state_bytes
 from lm_from_scratch.optim.galore import GaLore
@@ -198,10 +200,17 @@ def train_in(out: Path, options: TrainOptions, begun: dict[str, Any], group: Pro
         print(f"stopped after step {stop.step}; the same command goes on from there")
         return 128 + stop.signal
     if group.rank == 0:
-        trained = load_checkpoint(out / f"step-{config.steps:08}").model
+        if options.lora:  # whose checkpoints have no model
+            trained = model
+        else:
+            trained = load_checkpoint(out / f"step-{config.steps:08}").model
         if ready.result:
             print(ready.result(trained))
-        save_pretrained(trained, out / "model", ready.tokenizer, published=ready.published)
+        if isinstance(options.model, FromFolder) and options.lora:
+            base = name_of(options.model)
+            save_lora(trained, out / "model", base, ready.tokenizer, ready.published)
+        else:
+            save_pretrained(trained, out / "model", ready.tokenizer, published=ready.published)
     print(f"model written to {out / 'model'}")
     model_folder = shlex.quote(str(out / "model"))
     command = "classify" if isinstance(options.way, Classify) else "generate"

@@ -132,6 +132,19 @@ class FromFolder(Options):
         "begin with this GPT-2 or Qwen2 and its tokenizer: a folder, or a name on the hub",
         metavar="FOLDER",
     )
+    lora: Count | None = option(
+        "train adapters of this rank beside its weights, which stay as they are; what is saved is "
+        "a folder that peft opens. They bear ten times the --lr",
+        None, metavar="RANK",
+    )  # fmt: skip
+    lora_alpha: Positive | None = option(
+        "of --lora: what they add is multiplied by alpha / rank; default: 2 * rank", None
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora_alpha is not None and self.lora is None:
+            raise ValueError(f"--lora-alpha {self.lora_alpha} is for --lora")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +239,13 @@ class TrainOptions:
                 "--grpo needs the whole model in every process, to write answers with: give "
                 "--parallel ddp"
             )
+        if self.lora:
+            for flag, is_so, way in (
+                ("--classify", isinstance(self.way, Classify), "train --classify whole"),
+                ("--parallel fsdp", self.run.parallel == "fsdp", "give --parallel ddp"),
+            ):
+                if is_so:
+                    raise ValueError(f"--lora {self.lora} does not work with {flag}: {way}")
         if self.kernels and self.run.parallel:
             raise ValueError("--kernels and --parallel do not work together: give one of them")
         if self.steps.dtype == "auto":
@@ -236,6 +256,11 @@ class TrainOptions:
                     f"--dtype auto is not for {asks}, whose reference is asked before the choice: "
                     "give --dtype float32 or bfloat16"
                 )
+
+    @property
+    def lora(self) -> int | None:
+        """The rank of adapters, if they alone are trained."""
+        return self.model.lora if isinstance(self.model, FromFolder) else None
 
     @property
     def kernels(self) -> bool:

@@ -21,7 +21,7 @@ arXiv:2305.14314.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -84,17 +84,36 @@ def add_lora_(
     head, too.
     """
     check_numbers(rank, alpha, dropout, seed)
+    linears = {
+        name: module
+        for name, module in backbone_linears(model).items()
+        if (select(name) if select else module.out_features > 1)
+    }
+    for name, module in linears.items():
+        if rank > (most := min(module.in_features, module.out_features)):
+            raise ValueError(f"rank={rank} exceeds what {name} can have, {most}")
+    put_adapters_(model, dict.fromkeys(linears, (rank, alpha)), dropout, also_train, seed)
+
+
+def put_adapters_(
+    model: nn.Module,
+    sizes: Mapping[str, tuple[int, float]],
+    dropout: float = 0.0,
+    also_train: Callable[[str], bool] = nothing,
+    seed: int = 0,
+) -> None:
+    """:func:`add_lora_` for the linear maps that ``sizes`` names, each with a rank and an alpha of
+    its own: adapters from elsewhere may have more rank than a map can use. Raises ``ValueError`` as
+    it does."""
+    for rank, alpha in sizes.values():
+        check_numbers(rank, alpha, dropout, seed)
     if adapters(model):
         raise ValueError("the model has adapters already: merge_lora_ or a new model comes first")
     maps = backbone_linears(model)
-    linears = {
-        name: module
-        for name, module in maps.items()
-        if (select(name) if select else module.out_features > 1)
-    }
+    linears = {name: module for name, module in maps.items() if name in sizes}
     if not linears:
         raise ValueError("no linear map was selected")
-    check_linears(model, linears, rank)
+    check_linears(model, linears)
     extra = {name: p for name, p in model.named_parameters() if also_train(name)}
     for name, parameter in extra.items():
         if isinstance(parameter, QuantizedWeight):
@@ -105,21 +124,21 @@ def add_lora_(
             raise ValueError(f"{name} is the head as well: peft would train only one of the two")
     generator = torch.Generator().manual_seed(seed)
     pairs = []
-    for module in linears.values():
+    for name, module in linears.items():
         weight, bound = module.weight, 1 / math.sqrt(module.in_features)
-        a = torch.empty(rank, module.in_features, device="cpu")
+        a = torch.empty(sizes[name][0], module.in_features, device="cpu")
         a.uniform_(-bound, bound, generator=generator)
-        b = torch.zeros(module.out_features, rank, device="cpu")
+        b = torch.zeros(module.out_features, len(a), device="cpu")
         pairs.append([nn.Parameter(t.to(weight.device, weight.dtype)) for t in (a, b)])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in extra)
         if name not in extra:
             parameter.grad = None  # or clipping would count it
-    for module, pair in zip(linears.values(), pairs, strict=True):
+    for (name, module), pair in zip(linears.items(), pairs, strict=True):
         module.__class__ = LoRALinear
         adapted = cast(LoRALinear, module)
         adapted.lora_a, adapted.lora_b = pair
-        adapted.alpha, adapted.dropout = alpha, dropout
+        adapted.alpha, adapted.dropout = sizes[name][1], dropout
 
 
 def check_numbers(rank: int, alpha: float, dropout: float, seed: int) -> None:
@@ -130,7 +149,7 @@ def check_numbers(rank: int, alpha: float, dropout: float, seed: int) -> None:
     require(int, seed=seed)
 
 
-def check_linears(model: nn.Module, linears: dict[str, nn.Linear], rank: int) -> None:
+def check_linears(model: nn.Module, linears: dict[str, nn.Linear]) -> None:
     """Raises ``ValueError`` for a linear map of the model that cannot have an adapter."""
     holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     for name, module in linears.items():
@@ -140,11 +159,6 @@ def check_linears(model: nn.Module, linears: dict[str, nn.Linear], rank: int) ->
             )
         if type(module) is not nn.Linear:
             raise ValueError(f"{name} is a {type(module).__name__}, not a plain nn.Linear")
-        if rank > min(module.in_features, module.out_features):
-            raise ValueError(
-                f"rank={rank} exceeds what {name} can have, "
-                f"{min(module.in_features, module.out_features)}"
-            )
 
 
 def backbone_linears(model: nn.Module) -> dict[str, nn.Linear]:

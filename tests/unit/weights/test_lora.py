@@ -310,9 +310,13 @@ DAMAGES: list[tuple[str, dict, Callable[[dict], object], str]] = [
     ("alpha NaN", {"lora_alpha": math.nan}, len, "alpha=nan must be"),
     ("dropout", {"lora_dropout": "0.1"}, len, r"dropout='0.1' must be in \[0, 1\)"),
     ("dora", {"use_dora": True}, len, "use_dora=True is not supported"),
-    ("rslora", {"use_rslora": True}, len, "use_rslora=True is not supported"),
-    ("ranks", {"rank_pattern": {"c_attn": 2}}, len, "rank_pattern={'c_attn': 2} is not"),
-    ("alphas", {"alpha_pattern": {"c_attn": 2}}, len, "alpha_pattern={'c_attn': 2} is not"),
+    ("rslora", {"use_rslora": "yes"}, len, "use_rslora='yes' is not a bool"),
+    ("ranks", {"rank_pattern": {"c_attn": 2}}, len, r"lora_a has shape \(3, 28\), not \(2, 28\)"),
+    ("no rank", {"rank_pattern": {"c_attn": 0}}, len, "rank_pattern of c_attn=0 must be an int"),
+    ("words", {"alpha_pattern": {"c_(attn)+": 2}}, len, "is not supported, only names of maps"),
+    ("no alphas", {"alpha_pattern": [2]}, len, r"alpha_pattern=\[2\] is not supported"),
+    ("tokens", {"trainable_token_indices": [2]}, len, r"trainable_token_indices=\[2\] is not"),
+    ("new", {"use_what_is_new": True}, len, "use_what_is_new=True is not known here"),
     ("bias", {"bias": "lora_only"}, len, "bias='lora_only' is not supported, only 'none'"),
     ("alora", {"alora_invocation_tokens": [5]}, len, "alora_invocation_tokens"),
     ("layers", {"layer_replication": [[0, 2]]}, len, "layer_replication"),
@@ -676,7 +680,7 @@ def test_adapters_are_written_frozen_too_and_unequal_ones_not(tmp_path) -> None:
     save_lora(model, tmp_path / "frozen")
     load_lora_(again, tmp_path / "frozen")
     assert torch.equal(again(idx), model(idx))
-    model.transformer.h[0].attn.c_attn.alpha = 3.0
-    with pytest.raises(ValueError, match=r"differ in \(rank, alpha, dropout\)"):
+    model.transformer.h[0].attn.c_attn.dropout = 0.5
+    with pytest.raises(ValueError, match=r"differ in their dropout: \[0.0, 0.5\]"):
         save_lora(model, tmp_path / "unequal")
     assert not (tmp_path / "unequal").exists()
