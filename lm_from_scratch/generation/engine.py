@@ -92,6 +92,12 @@ def atomic(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out. For that of a CPU, torch has no class of its own."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+
+
 def computed_dtype(model: CausalLM) -> torch.dtype:
     """In what keys and values are computed: under autocast not the dtype of the weights."""
     weight = model.head.weight
@@ -115,8 +121,9 @@ class Engine:
         engine.results[number]  # or engine.errors[number]
 
     A request whose token cannot be chosen, for whatever exception of its processors, ends alone.
-    Everything else, Ctrl-C too, leaves the engine between two parts of a step: ``run`` goes on from
-    there, with the tokens that it would have said. (A processor leaves the engine alone.)
+    Everything else, as Ctrl-C or memory that runs out, leaves the engine between two parts of a
+    step: ``run`` goes on from there, with the tokens that it would have said. (A processor leaves
+    the engine alone.)
     """
 
     def __init__(
@@ -339,6 +346,8 @@ class Engine:
                 try:
                     done.tokens[running.number] = int(running.choose(line[None]))
                 except Exception as error:  # of this request alone: the others go on
+                    if is_out_of_memory(error):
+                        raise
                     self.errors[running.number] = error
                     done.failed.append(running.number)
                     self.running.remove(running)

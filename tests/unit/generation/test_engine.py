@@ -534,7 +534,17 @@ def test_a_processor_that_raises_ends_its_own_request_alone(error) -> None:
     check_blocks(engine)
 
 
-def test_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_no_fault_of_a_processor_goes_out_and_loses_no_token(error) -> None:
     model = MODELS[0]
     engine = Engine(model, new_pool(model, 4))
     interrupted = []
@@ -542,7 +552,7 @@ def test_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
     def impatient(logits, rows):
         if len(rows[0]) not in interrupted:
             interrupted.append(len(rows[0]))
-            raise KeyboardInterrupt
+            raise error
         return logits
 
     sampler = SAMPLERS[1]
@@ -553,7 +563,7 @@ def test_ctrl_c_in_a_processor_goes_out_and_loses_no_token() -> None:
         engine.submit(request)
     said: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for _ in range(7):
-        with suppress(KeyboardInterrupt):
+        with suppress(type(error)):
             for step in engine.run():
                 for number, token in step.tokens.items():
                     said[number].append(token)
