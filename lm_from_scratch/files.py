@@ -1,14 +1,21 @@
-"""Files that are written whole or not at all, and errors that name the file.
+"""Files that are written whole or not at all, texts that are read, and errors that name the file.
 
 What is new is written under a temporary name and renamed when it is complete: a program that is
 killed at any moment leaves what was there before, or what comes after, and nothing between.
 """
 
+import errno
 import hashlib
 import os
+import select
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
+
+#: Seconds that a pipe with a name may take to say something: perhaps nobody will write into it.
+PATIENCE = 10.0
 
 
 @contextmanager
@@ -55,3 +62,35 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes."""
     with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_text(path: str | Path) -> TextIO:
+    """A text that the reader names, as UTF-8, without the mark that some programs put first: a
+    file, or a pipe, as ``<(command)`` makes one.
+
+    Raises ``OSError`` for a folder, ``ValueError`` for a device, and for a pipe into which nobody
+    writes.
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        raise ValueError(f"{path} is neither a file nor a pipe")
+    if stat.S_ISFIFO(mode) and os.path.exists(os.path.realpath(path)):  # one with a name
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        if not select.select([number], [], [], PATIENCE)[0]:
+            os.close(number)
+            raise ValueError(f"{path} is a pipe, and nothing came out of it for {PATIENCE:g} s")
+        os.set_blocking(number, True)
+        return open(number, encoding="utf-8-sig")
+    return open(path, encoding="utf-8-sig")
+
+
+def read_text(path: str | Path) -> str:
+    """All of a text, as :func:`open_text` gives it. Raises ``ValueError`` for bytes that are no
+    UTF-8."""
+    try:
+        with naming(path), open_text(path) as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error

@@ -11,6 +11,7 @@ import torch
 from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.checkpoint.folders import shipped
 from lm_from_scratch.checkpoint.state import checkpoints
+from lm_from_scratch.files import naming, open_text
 from lm_from_scratch.interop.peft import base_folder
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ def lines_of(file: str) -> Iterator[str]:
             first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
             yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line)
             return
-        with open(Path(file), encoding="utf-8-sig") as lines:
+        with naming(file), open_text(file) as lines:
             yield from (line.rstrip("\n") for line in lines)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error}") from error

@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from lm_from_scratch.files import read_text
 from lm_from_scratch.text.document import Document, place
 from lm_from_scratch.text.plots import stories
 from lm_from_scratch.text.tasks import DOCUMENTS, TASKS, prompt, questions
@@ -133,12 +134,12 @@ def read_texts(path: str | Path, chunk: int | None = None) -> list[Document]:
     path = Path(path)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix.lower() in TEXT_SUFFIXES)
-        texts = {_name(p.relative_to(path)): _read(p) for p in files if p.is_file()}
+        texts = {_name(p.relative_to(path)): read_text(p) for p in files if p.is_file()}
         texts = {name: text for name, text in texts.items() if text.strip()}
         if not texts:
             raise ValueError(f"no text in the folder {path}: it needs files {TEXT_SUFFIXES}")
-    elif path.is_file():
-        texts = {_name(Path(path.name)): _read(path)}
+    elif path.exists():
+        texts = {_name(Path(path.name)): read_text(path)}
         if not any(text.strip() for text in texts.values()):
             raise ValueError(f"{path} holds no text")
     else:
@@ -175,13 +176,6 @@ def cut(text: str, size: int, ends: Sequence[str] = ("\n\n", "\n", " ", "")) -> 
 def _name(path: Path) -> str:
     """Readable where the bytes of a file name are no UTF-8, as on old disks."""
     return os.fsencode(path).decode(errors="replace")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # without the mark that some programs put first
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def load_split(names: Sequence[str], held_out: float) -> tuple[list[Document], list[Document]]:

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from lm_from_scratch.files import read_text
+
 Row = TypeVar("Row")
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """The lines of a file that are not blank, each with its number from 1. Raises ``ValueError``
     for a file that is not UTF-8."""
-    try:  # a line ends at "\n" alone: a text may hold "\u2028"
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+    lines = read_text(path).split("\n")  # a line ends there alone: a text may hold "\u2028"
     return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
