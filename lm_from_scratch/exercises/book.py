@@ -23,6 +23,7 @@ from lm_from_scratch.exercises.exercise import drafts, exercises
 from lm_from_scratch.exercises.grade import EARLIER, Row
 from lm_from_scratch.exercises.marks import Student, best, days_late, mark, students
 from lm_from_scratch.exercises.progress import write_text
+from lm_from_scratch.limits import check
 
 COLUMNS = ["student", "exercise", "points", "of", "passed", "mark", "date", "late", "failed",
            "looks like", "reason", "file", "seconds"]  # fmt: skip
@@ -70,7 +71,9 @@ class Book:
                 record = json.loads(self.all.read_text(encoding="utf-8"))
                 self.rows = [as_row(given) for given in record["rows"]]
                 self.seed, self.due = int(record["seed"]), str(record["due"])
-            except (ValueError, KeyError, TypeError) as error:
+                for row in self.rows:
+                    days_late(row, self.due)
+            except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
                 raise ValueError(f"{self.all} is no table of grades ({error}): move it") from error
         if self.students.exists():
             self.own = read_own(self.students)
@@ -82,7 +85,7 @@ class Book:
             for line in self.unfinished.read_text(encoding="utf-8").splitlines():
                 try:
                     rows.append(as_row(json.loads(line)))
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, LookupError, TypeError, RecursionError):
                     continue
         return rows
 
@@ -144,9 +147,14 @@ class Book:
 
 
 def as_row(given: Mapping[str, Any]) -> Row:
-    """A row as it was written. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for others."""
+    """A row as it was written. Raises ``ValueError``, ``LookupError`` or ``TypeError`` for
+    others."""
     verdict = Verdict(**given["verdict"])
-    return Row(given["student"], verdict, given["file"], given["date"], given["digest"])
+    row = Row(given["student"], verdict, given["file"], given["date"], given["digest"])
+    check(verdict)
+    check(row)
+    days_late(row, "2026-11-05")
+    return row
 
 
 def read_own(path: Path) -> dict[str, dict[str, str]]:
@@ -168,7 +176,14 @@ def read_own(path: Path) -> dict[str, dict[str, str]]:
         raise ValueError(f"{path} has no column student: fix its first line, or move it")
     computed = {*STUDENTS, *(e.name for e in (*exercises(), *drafts()))} - {*OWN}
     own = [name for name in columns if name not in computed]
-    return {row["student"]: {name: row[name] for name in own} for row in table if row["student"]}
+    try:
+        return {
+            row["student"]: {name: row[name] for name in own} for row in table if row["student"]
+        }
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {table.line_num + 1}: {error}: fix it, or move it"
+        ) from error
 
 
 def merged(old: list[Row], new: list[Row], present: Mapping[str, Iterable[str]]) -> list[Row]:

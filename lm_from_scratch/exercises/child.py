@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -28,6 +28,7 @@ from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.report import examine, missing
 from lm_from_scratch.exercises.seal import seal
 from lm_from_scratch.exercises.submission import defined, read
+from lm_from_scratch.limits import Limit, NotNegative
 from lm_from_scratch.signals import ENDING
 
 SECONDS = 10.0  # of processor time for one file and exercise
@@ -35,20 +36,25 @@ PATIENCE = 6  # times as long by the clock: for code that sleeps, on a machine t
 MEMORY = 2 << 30  # bytes beyond what the process has
 NOTHING = "the process sent no verdict"
 
+Texts = Annotated[
+    list[str],
+    Limit("must be texts", lambda x: isinstance(x, list) and all(isinstance(t, str) for t in x)),
+]
+
 
 @dataclass
 class Verdict:
     """What came of one file and one exercise."""
 
     exercise: str = ""
-    points: float = 0.0
-    of: float = 0.0
+    points: NotNegative = 0.0
+    of: NotNegative = 0.0
     passed: bool = False
-    failed: list[str] = field(default_factory=list)  # names of cases
+    failed: Texts = field(default_factory=list)  # names of cases
     wrong: str = ""  # the misconception that it looks like
     reason: str = ""  # why there are no points, or what else a teacher should know
     text: str = ""  # the report
-    seconds: float = 0.0
+    seconds: NotNegative = 0.0
 
 
 @dataclass(frozen=True)

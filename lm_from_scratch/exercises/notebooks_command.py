@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from lm_from_scratch.checkpoint.folders import read_json
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import exercises
 from lm_from_scratch.exercises.notebook import dump, notebook
 from lm_from_scratch.exercises.options import NotebooksOptions
 from lm_from_scratch.exercises.progress import write_text
+from lm_from_scratch.files import sha256
 
 # Where a build puts the tutorials.
 PACKED = Path(__file__).resolve().parents[1] / "notebooks"
@@ -76,13 +78,16 @@ def report(folder: Path, texts: Iterable[tuple[Path, str]]) -> None:
 
 def write(folder: Path, texts: Iterable[tuple[Path, str]]) -> Iterator[tuple[Path, bool]]:
     """Write files by their places; yield the path of each and whether it was written (False: kept,
-    since its reader has changed it)."""
+    since its reader has changed it). Raises ``ValueError`` for a record that is damaged."""
     path_of_record = folder / RECORD
-    record = json.loads(path_of_record.read_text()) if path_of_record.exists() else {}
+    try:
+        record = read_json(path_of_record) if path_of_record.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{error}. Remove it: what you have changed stays") from error
     for relative, text in texts:
         path, key = folder / relative, relative.as_posix()
         known = {record.get(key), digest(text)}
-        untouched = not path.exists() or digest(path.read_text(encoding="utf-8")) in known
+        untouched = not path.exists() or sha256(path) in known
         if untouched:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text)

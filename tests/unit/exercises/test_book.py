@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lm_from_scratch.__main__ import main
-from lm_from_scratch.exercises.book import read_own, replace
+from lm_from_scratch.exercises.book import Book, read_own, replace
 from lm_from_scratch.exercises.child import Verdict
 from lm_from_scratch.exercises.exercise import exercise
 from lm_from_scratch.exercises.feedback import page, text
@@ -172,6 +173,9 @@ def test_what_no_student_is_called_is_kept_and_said(capsys: pytest.CaptureFixtur
         ("grades-students.csv", "name,manual\nanna,3\n", "has no column student"),
         ("grades.json", "{", "is no table of grades"),
         ("grades.json", '{"rows": [3], "seed": 1, "due": ""}', "is no table of grades"),
+        ("grades.json", '{"rows": [], "seed": 1e999, "due": ""}', "is no table of grades"),
+        ("grades.json", "[" * 100_000, "is no table of grades"),
+        ("grades-students.csv", "student,note\nanna," + "x" * 200_000, "line 2: field larger than"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_left_alone(
@@ -182,6 +186,34 @@ def test_a_table_that_makes_no_sense_is_left_alone(
     Path(path).write_text(data)
     graded("--update", code=2)
     assert words in capsys.readouterr().err and Path(path).read_text() == data
+
+
+def test_any_other_value_in_the_table_for_programs_is_taken_or_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    verdict = Verdict("rope", 3.0, 9.0, False, ["a case"], "looks", "reason", "text", 1.0)
+    row = Row("anna", verdict, "a/rope.py", "2026-11-05T18:00", "ff")
+    book = Book(tmp_path / "grades.csv", [row], seed=1, due="2026-11-04")
+    book.write()
+    record, cases = json.loads(book.all.read_text()), 0
+    for part in (record, record["rows"][0], record["rows"][0]["verdict"]):
+        for key, value in list(part.items()):
+            for other in (None, "x", 5, -1.5, [], {}, [[]], math.nan, True, "\ud800"):
+                part[key] = other
+                book.all.write_text(json.dumps(record))
+                damaged = Book(tmp_path / "grades.csv")
+                try:
+                    damaged.read()
+                except ValueError as error:
+                    refusal = str(error)
+                else:
+                    refusal = f"{book.all} is no table of grades"
+                    damaged.write()
+                    book.students.unlink()
+                assert f"{book.all} is no table of grades" in refusal
+                cases += 1
+            part[key] = value
+    assert cases > 200
 
 
 def test_one_seed_for_a_class(capsys: pytest.CaptureFixture[str]) -> None:

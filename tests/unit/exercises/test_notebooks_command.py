@@ -47,6 +47,17 @@ def test_all_are_written_and_a_changed_one_is_kept(
     assert f"{mine} is kept" in capsys.readouterr().out
     assert mine.read_text() == "mine" and other.read_text() == "a newer one"
 
+    mine.write_bytes(b"\xff mine")  # no text at all
+    record = folder / ".generated.json"
+    for text in ("[" * 100_000, "[]", '{"a":'):
+        record.write_text(text)
+        assert main(["notebooks", str(folder)]) == 2
+        assert f"{record} " in (error := capsys.readouterr().err) and "Remove it" in error
+        assert record.read_text() == text
+    record.unlink()
+    assert main(["notebooks", str(folder)]) == 0
+    assert mine.read_bytes() == b"\xff mine"
+
 
 def test_it_opens_them(
     packed: Path,
