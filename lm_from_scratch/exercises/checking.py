@@ -30,16 +30,18 @@ def check_command(options: CheckOptions) -> int:
     return 0 if result.passed else 1
 
 
-def show(result: Verdict, options: WatchOptions) -> None:
-    """Print a report and keep its result."""
+def show(result: Verdict, options: WatchOptions) -> bool:
+    """Print a report and keep its result; whether it is kept."""
     if isinstance(options, CheckOptions) and options.json:
         print(json.dumps(asdict(result), indent=1), flush=True)
-        return
+        return False
     say(result.text)
-    if options.case is None and not progress.keep(
-        result.exercise, result.points, result.passed, options.seed
-    ):
-        print(f"This is not kept: {progress.path()} cannot be written.", flush=True)
+    if options.case is not None:
+        return False
+    trouble = progress.keep(result.exercise, result.points, result.passed, options.seed)
+    if trouble:
+        print(f"This is not kept: {trouble}.", flush=True)
+    return not trouble
 
 
 def watch_command(options: WatchOptions) -> int:
@@ -73,8 +75,7 @@ def report(wanted: Exercise, file: Path, options: WatchOptions, now: Stamp) -> N
     finally:
         child.end()
     print(f"\n{time.strftime('%H:%M:%S')}")
-    show(result, options)
-    if result.passed and (card := following()):
+    if show(result, options) and result.passed and (card := following()):
         print(f"Next: {card.name} ({plain_title(card.name)})", flush=True)
 
 

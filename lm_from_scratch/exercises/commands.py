@@ -24,8 +24,8 @@ def hint_command(options: HintOptions) -> int:
     seen = int(progress.number(progress.load().get(wanted.name, {}).get("hints")))
     seen = len(hints) if options.all else min(max(seen, 0) + 1, len(hints))
     everything = options.all
-    if not progress.update(wanted.name, hints=seen):  # without it, this would be the first for ever
-        print(f"{progress.path()} cannot be written: here are all hints.")
+    if trouble := progress.update(wanted.name, hints=seen):  # this would be the first for ever
+        print(f"{trouble}: here are all hints.")
         everything, seen = True, len(hints)
     for number in range(1 if everything else seen, seen + 1):
         print(f"hint {number} of {len(hints)}: {hints[number - 1]}")
@@ -39,7 +39,7 @@ def solution_command(options: SolutionOptions) -> int:
     wanted = card(options.name)
     known = progress.load().get(wanted.name, {})
     first = not known.get("passed") and not progress.number(known.get("asked"))
-    if first and progress.update(wanted.name, asked=1):
+    if first and not progress.update(wanted.name, asked=1):
         left = len(wanted.hints) - int(progress.number(known.get("hints")))
         hints = f"Hints left: {left} ({PROGRAM} hint {wanted.name}). "
         print(f"{wanted.name} is not solved yet. {hints if left > 0 else ''}Ask again to see it.")

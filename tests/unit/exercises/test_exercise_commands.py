@@ -1,5 +1,6 @@
 """The commands of a student: start, check, hint, solution, list, next, watch."""
 
+import errno
 import json
 import os
 import select
@@ -136,13 +137,103 @@ def test_the_solution_is_shown_where_nothing_can_be_kept(
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"rms_norm": {"a":' + "[" * 100_000, "1e", "5", "[]"]
+    "text", ["[" * 100_000, '{"rms_norm": {"a":' + "[" * 100_000, "1e", "5", "[]", "\udcff", "cut"]
 )
-def test_a_progress_that_makes_no_sense_is_none(text: str) -> None:
-    progress.path().write_text(text)
-    assert progress.load() == {}
-    assert progress.keep("rms_norm", 11.0, True, 0)
-    assert progress.load()["rms_norm"]["points"] == 11.0
+def test_a_damaged_progress_is_set_aside_and_that_is_said(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Nothing that an eye can still read is overwritten, also by the next one that is damaged."""
+    file = progress.path()
+    if text == "cut":
+        for number in range(40):
+            assert not progress.update(f"exercise {number}", hints=1)
+        text = file.read_text()[:-30]
+    for number in (1, 2):
+        file.write_bytes(text.encode(errors="surrogateescape"))
+        place = file.with_name(f"progress-damaged-{number}.json")
+        assert f"{file} is damaged. It is now {place}" in said(capsys, "hint", "rope")
+        assert place.read_bytes() == text.encode(errors="surrogateescape")
+        assert progress.load() == {"rope": {"hints": 1}}
+    assert not progress.keep("rope", 11.0, True, 0)
+    assert progress.load()["rope"]["points"] == 11.0
+
+
+@pytest.mark.parametrize("text", ["", "\n{}", '\ufeff{"rms_norm": 5, "rope": {"hints": 1}}'])
+def test_a_progress_that_an_editor_has_touched_is_none_that_is_damaged(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    progress.path().write_text(text, encoding="utf-8")
+    assert "damaged" not in said(capsys, "hint", "swiglu")
+    known = json.loads(progress.path().read_text())
+    assert known == {**json.loads(text.strip("\ufeff\n") or "{}"), "swiglu": {"hints": 1}}
+
+
+def test_a_progress_that_may_not_be_read_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress.keep("rms_norm", 11.0, True, 0)
+    before, read = progress.path().read_bytes(), Path.read_text
+
+    def refuse(path: Path, *args: str, **options: str) -> str:
+        if path.name == "progress.json":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert "progress.json: Permission denied" in said(capsys, "list", code=2)
+    Path("rope.py").write_text(solution("rope"))
+    assert "progress.json cannot be read or written" in said(capsys, "check", "rope")
+    assert progress.path().read_bytes() == before
+
+
+def test_programs_that_write_at_the_same_time_keep_all_of_it() -> None:
+    code = (
+        "import sys\nfrom lm_from_scratch.exercises import progress\n"
+        "for n in range(100): assert not progress.update(f'{sys.argv[1]} {n}', hints=1)"
+    )
+    programs = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in "ab"]
+    assert [program.wait() for program in programs] == [0, 0]
+    assert len(progress.load()) == 200
+
+
+def test_a_link_to_the_progress_stays_one(tmp_path: Path) -> None:
+    progress.path().symlink_to(tmp_path / "work" / "elsewhere.json")
+    assert not progress.update("rope", hints=1)
+    assert progress.path().is_symlink() and progress.load() == {"rope": {"hints": 1}}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such files")
+@pytest.mark.parametrize("kind", ["pipe", "/dev/full", "/dev/null", "folder"])
+def test_the_progress_is_kept_in_a_file_and_in_nothing_else(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo("pipe")
+    Path("folder").mkdir()
+    monkeypatch.setenv("LM_FROM_SCRATCH_PROGRESS", kind)
+    for command in ("list", "next", "hint rope", "solution rope"):
+        text = said(capsys, *command.split(), code=2)
+        assert text.startswith(f"error: {kind} is no file: set LM_FROM_SCRATCH_PROGRESS to one")
+        assert text.count("\n") == 1
+    Path("rms_norm.py").write_text(solution("rms_norm"))
+    assert f"This is not kept: {kind} is no file: set" in said(capsys, "check", "rms_norm")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_without_a_home_folder_the_variable_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user has no name."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("LM_FROM_SCRATCH_PROGRESS")
+    monkeypatch.setattr(Path, "home", home)
+    for command in ("list", "next", "hint rope", "solution rope"):
+        text = said(capsys, *command.split(), code=2)
+        assert "set LM_FROM_SCRATCH_PROGRESS to a file" in text and text.count("\n") == 1
+    Path("rms_norm.py").write_text(solution("rms_norm"))
+    assert "This is not kept: there is no home folder" in said(capsys, "check", "rms_norm")
 
 
 def test_a_progress_that_cannot_be_kept_is_said(
@@ -151,7 +242,7 @@ def test_a_progress_that_cannot_be_kept_is_said(
     monkeypatch.setenv("LM_FROM_SCRATCH_PROGRESS", "/proc/no/such/place.json")
     assert said(capsys, "hint", "rms_norm").count("hint ") >= len(exercise("rms_norm").hints)
     Path("rms_norm.py").write_text(solution("rms_norm"))
-    assert "/proc/no/such/place.json cannot be written" in said(capsys, "check", "rms_norm")
+    assert "/proc/no/such/place.json cannot be read or written" in said(capsys, "check", "rms_norm")
     assert "Nothing is kept yet" in said(capsys, "list")
 
 
