@@ -30,12 +30,21 @@ class Limit:
 
 def check(config: Any) -> None:
     """Raises ``ValueError`` for the first field of a dataclass that is not what its type says.
-    Limits that look at another field come last."""
+    Limits that look at another field come last.
+
+    A token id that stands there by default, and that the vocabulary does not have, becomes None:
+    nobody asked for it.
+    """
     values = vars(config)
     given = [f for f in fields(config) if values[f.name] is not None or not _may_be_none(f.type)]
     limits = [(field.name, limit) for field in given for limit in limits_of(field.type)]
+    defaults = {field.name: field.default for field in given}
     for name, limit in sorted(limits, key=lambda pair: pair[1].beside is not None):
-        limit.check(name, values)
+        is_default_token = limit.beside == "vocab_size" and values[name] == defaults[name]
+        if is_default_token and not limit.holds(values[name], values["vocab_size"]):
+            object.__setattr__(config, name, None)
+        else:
+            limit.check(name, values)
 
 
 def require(kind: Any, **values: Any) -> None:
@@ -85,6 +94,11 @@ _short.maxstring = _short.maxlong = _short.maxother = 80
 shown = _short.repr
 
 
+def plain(text: str) -> str:
+    """A word from a file for one short line: what would move the cursor is written as an escape."""
+    return shown(text)[1:-1]
+
+
 def multiple_of(name: str, hint: str = "") -> Limit:
     """The limit of a number that another field, ``name``, divides."""
     return Limit(f"is not a multiple of {name}={{{name}}}{hint}", lambda n, of: n % of == 0, name)
@@ -115,6 +129,12 @@ PLAIN: dict[Any, Limit] = {
 
 #: A number of things, of which there is at least one.
 Count = Annotated[int, Limit(_FROM_1, lambda n: is_integer(n, 1)), _FITS]
+#: Layers: lists of so many are made before the weights of a file are looked at.
+Layers = Annotated[
+    int,
+    Limit(_FROM_1, lambda n: is_integer(n, 1)),
+    Limit("is more layers than any model has", lambda n: n <= 2**16),
+]
 #: A number of things, of which there may be none.
 Whole = Annotated[int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _INT64]
 #: A :data:`Count`; None, until the config is made, stands for a number that others give.

@@ -32,18 +32,21 @@ GPT2_ALIASES = {
     "n_embd": "hidden_size",
 }
 
+#: What ``transformers`` may switch on in any family, and the value that means "off".
+ANYWHERE = {"is_causal": True}
+
 #: What a GPT-2 config may switch on that ours does not do, and the value that means "off".
-NOT_SUPPORTED = {
+NOT_SUPPORTED = ANYWHERE | {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
 
-
-#: What other families of decoders do, and the value that means "off". ``transformers`` passes over
-#: these keys in a family that has no code for them; a file with one switched on is another model's.
+#: What single families do, and the value that means "off", as null does. ``transformers`` passes
+#: over most of these keys in a family that has no code for them; a file with one switched on is
+#: another model's.
 ELSEWHERE = {
+    "per_layer_config": None,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
     "query_pre_attn_scalar": None,
@@ -91,7 +94,7 @@ def config_to_dict(
 
 def family(config: Qwen2Config) -> str:
     """The ``model_type`` under which a config that was made here is published."""
-    if type(config) is Qwen2Config and not config.qkv_bias:
+    if type(config) is Qwen2Config and config.qkv_bias == config.o_bias:
         return "llama" if config.sliding_window is None else "mistral"
     return next(name for name, dialect in DIALECTS.items() if dialect.config is type(config))
 
@@ -99,9 +102,8 @@ def family(config: Qwen2Config) -> str:
 def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:
     """The config of a GPT-2 ``config.json``."""
     headless = "Classification" in str(config.get("architectures"))  # so nothing could be tied
-    for key, off in NOT_SUPPORTED.items():
-        if config.get(key, off) != off and not (headless and key == "tie_word_embeddings"):
-            raise ValueError(f"{key}={shown(config[key])} is not supported, only {key}={off}")
+    only = {k: v for k, v in NOT_SUPPORTED.items() if not (headless and k == "tie_word_embeddings")}
+    refuse_others(config, ELSEWHERE, only)
     aliases = {our: alias for our, alias in GPT2_ALIASES.items() if alias in config}
     return _make(GPT2Config, GPT2_NAMES | aliases, config)
 
@@ -116,19 +118,24 @@ def decoder_config_from_dict(config: Mapping[str, Any], dialect: Dialect) -> Qwe
     """The config of a decoder's ``config.json``. Raises ``ValueError`` for a switch that stands
     otherwise than here."""
     switches = {switch: switch in dialect.switched_on for switch in SWITCHES}
-    for key, value in {**ELSEWHERE, **switches, **dialect.only}.items():
-        missing = value if key in dialect.only else None
-        if config.get(key, missing) not in (missing, value):
-            raise ValueError(f"{key}={shown(config[key])} is not supported, only {key}={value}")
+    refuse_others(config, ELSEWHERE | switches, ANYWHERE | {**dialect.only})
     config = {**dialect.absent, **config}
     if dialect.partial:
         config = _without_share(config)
         theta, scaling = rotation_from_dict({**config, "partial_rotary_factor": None})
     else:
         theta, scaling = rotation_from_dict(config)
-    layers = dialect.layers(config)
-    rotation = {"rope_theta": theta, "rope_scaling": scaling}
-    return _make(dialect.config, dialect.names, config, **rotation, **layers, **dialect.silent)
+    given = {"rope_theta": theta, "rope_scaling": scaling} | dialect.layers(config)
+    return _make(dialect.config, dialect.names, config, **given, **dialect.biases(config))
+
+
+def refuse_others(
+    config: Mapping[str, Any], or_null: Mapping[str, Any], only: Mapping[str, Any]
+) -> None:
+    """Raises ``ValueError`` for a key that is there with another value than the one of these."""
+    for key, value in {**or_null, **only}.items():
+        if config.get(key, value) not in ((value,) if key in only else (value, None)):
+            raise ValueError(f"{key}={shown(config[key])} is not supported, only {key}={value}")
 
 
 def _without_share(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +188,8 @@ def decoder_config_to_dict(config: Qwen2Config, model_type: str) -> dict[str, An
             f"original_length={scaling.original_length} of the dynamic scaling is not "
             f"block_size={config.block_size}: transformers would take the latter for it"
         )
-    for name, value in dialect.silent.items():
+    written_biases = {"attention_bias": config.o_bias, "mlp_bias": config.mlp_bias}
+    for name, value in dialect.biases(dialect.absent | written_biases).items():
         if (stored := values.pop(name)) != value:
             raise ValueError(f"{name}={stored} cannot be written: in a {model_type} it is {value}")
     rope = scaling_to_dict(config.rope_theta, scaling)
@@ -200,7 +208,7 @@ def decoder_config_to_dict(config: Qwen2Config, model_type: str) -> dict[str, An
         **{name: value for name, value in values.items() if name not in windows},
         "rope_parameters": rope,
         "rope_scaling": None if rope["rope_type"] == "default" else rope,
-        **{name: value for name, value in windows.items() if name in dialect.absent},
+        **{k: v for k, v in (windows | written_biases).items() if k in dialect.absent},
         **dialect.only,
     }
     if decoder_config_from_dict(written, dialect).windows != config.windows:

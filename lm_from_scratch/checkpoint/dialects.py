@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_from_scratch.limits import Count, is_integer, require, shown
+from lm_from_scratch.limits import Count, Layers, is_integer, require, shown
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.qwen2 import FULL, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
@@ -45,7 +45,7 @@ class Dialect:
     architecture: str
     layers: Callable[[Mapping[str, Any]], dict[str, Any]]  # which slide or rotate, in our fields
     absent: Mapping[str, Any]  # what `transformers` takes for a key that a file leaves out
-    silent: Mapping[str, Any]  # our fields that no file has
+    qkv_bias: bool = False  # whether q, k and v have biases that no key speaks of
     only: Mapping[str, Any] = field(default_factory=dict)  # switches that stand as they are here
     switched_on: Collection[str] = ()  # of SWITCHES
     extra_names: Mapping[str, str] = field(default_factory=dict)  # of fields that Qwen2 has not
@@ -55,6 +55,14 @@ class Dialect:
     def names(self) -> dict[str, str]:
         """Our names and those of the file, where they differ."""
         return {**DECODER_NAMES, **self.extra_names}
+
+    def biases(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Which maps have biases: a file says it under two keys, or its family has none of them."""
+        read = {key: config[key] for key in ("attention_bias", "mlp_bias") if key in self.absent}
+        require(bool, **read)
+        attention = read.get("attention_bias", False)
+        biases = {"qkv_bias": attention or self.qkv_bias, "o_bias": attention}
+        return {**biases, "mlp_bias": read.get("mlp_bias", False)}
 
 
 def _some_slide(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def _some_recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
     """Listed, or every layer but each ``full_attention_interval``-th. No experts at all are any
     number of them in no layer."""
     n_layer, types = config["num_hidden_layers"], config["layer_types"]
-    require(Count, num_hidden_layers=n_layer)
+    require(Layers, num_hidden_layers=n_layer)
     dense: dict[str, Any] = {"mlp_only_layers": _dense(config)}
     if is_integer(config["num_experts"], 0) and config["num_experts"] == 0:
         dense = {"mlp_only_layers": tuple(range(n_layer)), "n_expert": Qwen3NextConfig.n_expert}
@@ -128,13 +136,11 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _n_expert(config: Mapping[str, Any], otherwise: int, name: str = "num_experts") -> Any:
     """How many experts there are, under the ``name`` of the family or the one that all share."""
-    n_expert = config.get(name, config.get("num_local_experts", otherwise))
-    if config.get("num_local_experts", n_expert) != n_expert:
-        raise ValueError(
-            f"{name}={shown(n_expert)} and "
-            f"num_local_experts={shown(config['num_local_experts'])} name the same number"
-        )
-    return n_expert
+    given = {key: config[key] for key in (name, "num_local_experts") if key in config}
+    if len(given) == 2 and given[name] != given["num_local_experts"]:
+        values = " and ".join(f"{key}={shown(value)}" for key, value in given.items())
+        raise ValueError(f"{values} name the same number")
+    return next(iter(given.values()), otherwise)
 
 
 def _none_slides(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +170,7 @@ def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
     """A 1 for each layer that rotates, by name or by interval. The list may be longer than the
     model, as for one that was cut."""
     listed, n_layer = config["no_rope_layers"], config["num_hidden_layers"]
-    require(Count, num_hidden_layers=n_layer)
+    require(Layers, num_hidden_layers=n_layer)
     if listed is None:
         require(Count, no_rope_layer_interval=config["no_rope_layer_interval"])
         rotate = all_but_every(config["no_rope_layer_interval"], n_layer)
@@ -180,6 +186,7 @@ def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
 
 NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
 
+_BIAS = {"attention_bias": False}
 _ABSENT: dict[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -213,97 +220,99 @@ _MISTRAL = _LLAMA | {
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
-_QWEN3_NEXT = _ABSENT | {
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "hidden_size": 2048,
-    "head_dim": 256,
-    "intermediate_size": 5632,
-    "max_position_embeddings": 32768,
-    "eos_token_id": None,
-    "partial_rotary_factor": 0.25,
-    "layer_types": None,
-    "full_attention_interval": 4,
-    "num_experts": 512,
-    "mlp_only_layers": None,
-}
-_QWEN3_MOE = _ABSENT | {
-    "num_hidden_layers": 24,
-    "hidden_size": 2048,
-    "head_dim": None,
-    "num_key_value_heads": 4,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 32768,
-    "eos_token_id": None,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "norm_topk_prob": False,
-    "mlp_only_layers": None,
-}
-_DEEPSEEK = _LLAMA | {
-    "vocab_size": 129280,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "qk_rope_head_dim": 64,
-}
-_SMOLLM3 = _LLAMA | {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-    "rope_theta": 2_000_000.0,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "pad_token_id": 128004,
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "max_window_layers": None,
-    "layer_types": None,
-    "no_rope_layers": None,
-    "no_rope_layer_interval": 4,
-}
-_PLAIN = {"attention_bias": False}
+_QWEN3_NEXT = (
+    _ABSENT
+    | _BIAS
+    | {
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "hidden_size": 2048,
+        "head_dim": 256,
+        "intermediate_size": 5632,
+        "max_position_embeddings": 32768,
+        "eos_token_id": None,
+        "partial_rotary_factor": 0.25,
+        "layer_types": None,
+        "full_attention_interval": 4,
+        "num_experts": 512,
+        "mlp_only_layers": None,
+    }
+)
+_QWEN3_MOE = (
+    _ABSENT
+    | _BIAS
+    | {
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "head_dim": None,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 32768,
+        "eos_token_id": None,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "norm_topk_prob": False,
+        "mlp_only_layers": None,
+    }
+)
+_DEEPSEEK = (
+    _LLAMA
+    | _BIAS
+    | {
+        "vocab_size": 129280,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "max_position_embeddings": 4096,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "qk_rope_head_dim": 64,
+    }
+)
+_SMOLLM3 = (
+    _LLAMA
+    | _BIAS
+    | {
+        "mlp_bias": False,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "rope_theta": 2_000_000.0,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "pad_token_id": 128004,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": None,
+        "layer_types": None,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+    }
+)
 #: How DeepSeek's own code routes; that of ``transformers`` knows no other way, and reads no key.
 _ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
-_NO_BIAS = {"qkv_bias": False}
 
 #: The families by their ``model_type``.
 DIALECTS = {
-    "qwen2": Dialect(Qwen2Config, "Qwen2ForCausalLM", _some_slide, _QWEN, {"qkv_bias": True}),
+    "qwen2": Dialect(Qwen2Config, "Qwen2ForCausalLM", _some_slide, _QWEN, qkv_bias=True),
     "llama": Dialect(
-        Qwen2Config,
-        "LlamaForCausalLM",
-        _none_slides,
-        _LLAMA,
-        _NO_BIAS,
-        only=_PLAIN | {"mlp_bias": False},
+        Qwen2Config, "LlamaForCausalLM", _none_slides, _LLAMA | _BIAS | {"mlp_bias": False}
     ),
-    "mistral": Dialect(Qwen2Config, "MistralForCausalLM", _all_slide, _MISTRAL, _NO_BIAS),
+    "mistral": Dialect(Qwen2Config, "MistralForCausalLM", _all_slide, _MISTRAL),
     "qwen3": Dialect(
-        Qwen3Config,
-        "Qwen3ForCausalLM",
-        _some_slide,
-        _QWEN,
-        _NO_BIAS,
-        only=_PLAIN,
-        switched_on=["use_qk_norm"],
+        Qwen3Config, "Qwen3ForCausalLM", _some_slide, _QWEN | _BIAS, switched_on=["use_qk_norm"]
     ),
     "qwen3_next": Dialect(
         Qwen3NextConfig,
         "Qwen3NextForCausalLM",
         _some_recurrent,
         _QWEN3_NEXT,
-        _NO_BIAS,
-        only=_PLAIN,
         switched_on=["use_qk_norm", "attn_output_gate"],
         extra_names=EXPERT_NAMES | {"shared_expert_size": "shared_expert_intermediate_size"},
         partial=True,
@@ -313,8 +322,6 @@ DIALECTS = {
         "Qwen3MoeForCausalLM",
         _experts,
         _QWEN3_MOE,
-        _NO_BIAS,
-        only=_PLAIN,
         switched_on=["use_qk_norm"],
         extra_names=EXPERT_NAMES,
     ),
@@ -323,8 +330,7 @@ DIALECTS = {
         "DeepseekV3ForCausalLM",
         _latent_layers,
         _DEEPSEEK,
-        _NO_BIAS,
-        only=_PLAIN | _ROUTED,
+        only=_ROUTED,
         extra_names=EXPERT_NAMES
         | {
             "head_dim": "qk_rope_head_dim",
@@ -337,8 +343,7 @@ DIALECTS = {
         "SmolLM3ForCausalLM",
         _some_rotate,
         _SMOLLM3,
-        _NO_BIAS,
-        only=_PLAIN | {"mlp_bias": False, "use_sliding_window": False},
+        only={"use_sliding_window": False},
         extra_names={"rope_layers": "no_rope_layers"},
     ),
 }

@@ -6,6 +6,7 @@ handed on beside the model, and written back as it was; only what has changed si
 So is ``generation_config.json``, which says how a text should be continued and where it ends.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,13 +36,16 @@ class Published:
 
     @property
     def n_labels(self) -> int:
-        """How many labels a classifier has: two, where nothing is said."""
-        return len(self.config.get("id2label") or {}) or self.config.get("num_labels") or 2
+        """How many labels a classifier has: two, where nothing is said. A number goes before
+        names, as in ``transformers``."""
+        return self.config.get("num_labels") or len(self.config.get("id2label") or {}) or 2
 
     @property
     def labels(self) -> list[str]:
-        """The names of a classifier's labels; ``LABEL_i`` for those without one."""
+        """The names of a classifier's labels; ``LABEL_i`` for those without one, and for all if
+        there is another number of them."""
         names = {int(key): str(name) for key, name in (self.config.get("id2label") or {}).items()}
+        names = names if len(names) == self.n_labels else {}
         return [names.get(i, f"LABEL_{i}") for i in range(self.n_labels)]
 
     @property
@@ -85,8 +89,11 @@ def _check(config: Mapping[str, Any]) -> None:
     ):
         raise ValueError(f"architectures={shown(names)} must be a list of names")
     labels = config.get("id2label") or {}
-    if not isinstance(labels, Mapping) or not all(key.isdecimal() for key in labels):
+    if not isinstance(labels, Mapping) or not all(re.fullmatch(r"\d{1,9}", key) for key in labels):
         raise ValueError(f"id2label={shown(labels)} must be an object with numbers for keys")
+    if config.get("token_classification_bias", True) is not True:
+        bias = shown(config["token_classification_bias"])
+        raise ValueError(f"token_classification_bias={bias} is not supported, only True")
     if config.get("num_labels") is not None:
         require(Count, num_labels=config["num_labels"])
     for key in ("classifier_dropout", "hidden_dropout"):
@@ -123,6 +130,7 @@ def model_to_dict(model: CausalLM | Classifier, published: Published = NOTHING) 
     if not was or published.n_labels != model.score.out_features:
         config["id2label"] = {str(i): label for i, label in enumerate(labels(model, published))}
         config["label2id"] = {label: int(i) for i, label in config["id2label"].items()}
+        config.pop("num_labels", None)
     if isinstance(model, TokenClassifier) and (not was or published.dropout != model.dropout.p):
         config["classifier_dropout"] = model.dropout.p
     return config

@@ -5,6 +5,7 @@ are read have one rotation of all features: a part of them, or a theta for each 
 GLM or Gemma 3), is refused by name. Layers without any are another key (``no_rope_layers``).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
@@ -114,11 +115,12 @@ def scaling_to_dict(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
 
 def built(kind: type[Any], values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
     """``kind`` of these values. What it refuses has two names, ours and that of the file: both
-    stand in the ``ValueError``."""
+    stand in the ``ValueError``, of each field that it speaks of."""
     try:
         return kind(**values)
     except ValueError as error:
-        our = str(error).partition("=")[0].rpartition(" ")[2]
-        if names.get(our, our) == our:
+        ours = dict.fromkeys(re.findall(r"(\w+)=", str(error)))
+        theirs = [names[our] for our in ours if names.get(our, our) != our]
+        if not theirs:
             raise
-        raise ValueError(f"{error} ({names[our]} in the file)") from error
+        raise ValueError(f"{error} ({', '.join(theirs)} in the file)") from error

@@ -29,6 +29,7 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
+from lm_from_scratch.checkpoint.ideas import NEXT, number
 from lm_from_scratch.checkpoint.published import (
     NOTHING,
     Published,
@@ -61,7 +62,7 @@ AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)
 TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 
 #: The number of a layer in the name of a tensor.
-LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d{1,9})\.")
 
 #: Layers for multi-token prediction, where a file has them under a name of their own.
 MTP = re.compile(r"^(model\.)?mtp\.")
@@ -309,13 +310,14 @@ def without_mtp(
     """The tensors of the model itself, without the layers for multi-token prediction that a
     published file holds beside it: ``mtp.*``, or layers after the last of ``n_layer``, as many as
     ``num_nextn_predict_layers`` of ``config.json`` says."""
-    more = contents.get("num_nextn_predict_layers") or 0
-    beside = {str(n) for n in range(n_layer, n_layer + more)} if type(more) is int else set()
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not MTP.search(name) and not ((match := LAYER.search(name)) and match[1] in beside)
-    }
+    more = number(contents, *NEXT)
+    end = n_layer + (more[0] if more else 0)
+
+    def is_beside(name: str) -> bool:
+        layer = LAYER.search(name)
+        return bool(MTP.search(name) or (layer and n_layer <= int(layer[1]) < end))
+
+    return {name: tensor for name, tensor in tensors.items() if not is_beside(name)}
 
 
 def check_sizes(config: Config, tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -202,7 +202,8 @@ def model_of(
     if isinstance(model, Qwen2ForCausalLM):
         residual_dropout_(model, options.steps.dropout or 0.0)
     if names and not isinstance(model, SequenceClassifier):
-        base = published.config or config_to_dict(model.config)
+        base = {**(published.config or config_to_dict(model.config))}
+        base.pop("num_labels", None)  # it would go before the names
         model = SequenceClassifier(model.backbone, len(names))
         named = {
             "id2label": {str(i): name for i, name in enumerate(names)},

@@ -130,10 +130,11 @@ def check_groups(n_expert: int, top_k: int, n_group: int, top_group: int) -> Non
     ``top_k`` experts that ``top_group`` groups do not have."""
     size, rest = divmod(n_expert, n_group)
     if rest or (n_group > 1 and size < 2):
-        raise ValueError(f"n_group={n_group} does not share out {n_expert} experts, 2 or more")
+        groups = "groups of 2 or more"
+        raise ValueError(f"n_group={n_group} does not divide n_expert={n_expert} into {groups}")
     if not 1 <= top_group <= n_group or top_k > top_group * size:
         raise ValueError(
-            f"top_group={top_group} groups of {size} have no {top_k} experts to choose from "
+            f"top_group={top_group} groups of {size} have no top_k={top_k} experts in "
             f"n_group={n_group}"
         )
 

@@ -44,15 +44,17 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """Three maps without biases, of ``x`` (..., C) to (..., F) and back; with ``silu`` as
+    """Three maps, mostly without biases, of ``x`` (..., C) to (..., F) and back; with ``silu`` as
     ``activation`` the product is :func:`swiglu` (``torch.func`` needs it itself in ``product``, as
     :class:`~lm_from_scratch.layers.norm.RMSNorm` says)."""
 
-    def __init__(self, n_embd: int, intermediate_size: int, activation: str = "silu") -> None:
+    def __init__(
+        self, n_embd: int, intermediate_size: int, activation: str = "silu", bias: bool = False
+    ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(n_embd, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(n_embd, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, n_embd, bias=False)
+        self.gate_proj = nn.Linear(n_embd, intermediate_size, bias)
+        self.up_proj = nn.Linear(n_embd, intermediate_size, bias)
+        self.down_proj = nn.Linear(intermediate_size, n_embd, bias)
         self.product = PRODUCTS[activation]
 
     def forward(self, x: Tensor) -> Tensor:

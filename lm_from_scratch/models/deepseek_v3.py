@@ -54,6 +54,7 @@ from lm_from_scratch.layers.rope_scaling import YaRNScaling
 from lm_from_scratch.limits import (
     Computed,
     Count,
+    Layers,
     Positive,
     Share,
     TokenId,
@@ -73,7 +74,7 @@ class DeepseekV3Config(Qwen2Config):
 
     vocab_size: Count = 129280
     block_size: Count = 4096
-    n_layer: Count = 61
+    n_layer: Layers = 61
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 128
     n_kv_head: Computed = None  # type: ignore[assignment]  # n_head: each has keys of its own
     n_embd: Count = 7168
@@ -150,13 +151,13 @@ class LatentAttention(AttentionLayer):
         if config.q_lora_rank is None:
             self.q_proj = nn.Linear(C, H * (Dn + Dr), bias=False)
         else:
-            self.q_a_proj = nn.Linear(C, config.q_lora_rank, bias=False)
+            self.q_a_proj = nn.Linear(C, config.q_lora_rank, config.qkv_bias)
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps=1e-6)
             self.q_b_proj = nn.Linear(config.q_lora_rank, H * (Dn + Dr), bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(C, R + Dr, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(C, R + Dr, config.qkv_bias)
         self.kv_a_layernorm = RMSNorm(R, eps=1e-6)
         self.kv_b_proj = nn.Linear(R, H * (Dn + Dv), bias=False)
-        self.o_proj = nn.Linear(H * Dv, C, bias=False)
+        self.o_proj = nn.Linear(H * Dv, C, config.o_bias)
         self.attention_dropout = config.attention_dropout
         self.sharpness = sharpness(config.rope_scaling)
         self.attend = sdpa_attention

@@ -33,7 +33,16 @@ from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.layers.layer_norm import LayerNorm
-from lm_from_scratch.limits import Count, Positive, Share, TokenId, TokenIds, check, multiple_of
+from lm_from_scratch.limits import (
+    Count,
+    Layers,
+    Positive,
+    Share,
+    TokenId,
+    TokenIds,
+    check,
+    multiple_of,
+)
 from lm_from_scratch.models.interface import CausalLM
 
 
@@ -43,7 +52,7 @@ class GPT2Config:
 
     vocab_size: Count = 50257  # tokens in the vocabulary
     block_size: Count = 1024  # the longest sequence, in tokens (each position has an embedding)
-    n_layer: Count = 12  # blocks
+    n_layer: Layers = 12  # blocks
     n_head: Count = 12  # attention heads in each block
     n_embd: Annotated[Count, multiple_of("n_head")] = 768  # features, a multiple of n_head
     intermediate_size: Count | None = None  # width of the MLP (None means 4 * n_embd)
@@ -55,6 +64,7 @@ class GPT2Config:
     initializer_range: Positive = 0.02  # deviation of new weights
     bos_token_id: TokenId | None = 50256
     eos_token_id: TokenIds | None = 50256
+    pad_token_id: TokenId | None = None
 
     def __post_init__(self) -> None:
         check(self)

@@ -36,6 +36,7 @@ from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, Th
 from lm_from_scratch.limits import (
     Computed,
     Count,
+    Layers,
     Positive,
     Share,
     TokenId,
@@ -60,13 +61,15 @@ class Qwen2Config:
 
     vocab_size: Count = 151936
     block_size: Count = 32768  # the length it was trained for; rotation itself has no limit
-    n_layer: Count = 24
+    n_layer: Layers = 24
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 14
     n_kv_head: Computed = 2  # heads that keys and values have (None becomes n_head)
     n_embd: Count = 896
     intermediate_size: Count = 4864
     head_dim: Computed = None  # type: ignore[assignment]  # None becomes n_embd / n_head
     qkv_bias: bool = True  # Llama, Mistral and Qwen3 have none
+    o_bias: bool = False  # nor does the map behind attention; files may say otherwise
+    mlp_bias: bool = False
     activation: Activation = "silu"
     rms_norm_eps: Positive = 1e-6
     rope_theta: Theta = 1_000_000.0
@@ -169,7 +172,7 @@ class Attention(AttentionLayer):
         self.q_proj = nn.Linear(C, config.n_head * D, config.qkv_bias)
         self.k_proj = nn.Linear(C, config.n_kv_head * D, config.qkv_bias)
         self.v_proj = nn.Linear(C, config.n_kv_head * D, config.qkv_bias)
-        self.o_proj = nn.Linear(config.n_head * D, C, bias=False)
+        self.o_proj = nn.Linear(config.n_head * D, C, config.o_bias)
         self.attention_dropout = config.attention_dropout
         self.attend = sdpa_attention
         self.rotate = rotate
@@ -208,7 +211,7 @@ class Block(nn.Module):
         self.input_layernorm = norm(C, config.rms_norm_eps)
         self.self_attn = Attention(config) if attention is None else attention
         self.post_attention_layernorm = norm(C, config.rms_norm_eps)
-        self.mlp = GatedMLP(C, hidden, config.activation) if mlp is None else mlp
+        self.mlp = mlp or GatedMLP(C, hidden, config.activation, config.mlp_bias)
 
     def forward(
         self,

@@ -32,6 +32,7 @@ from lm_from_scratch.layers.rope import RopeScaling, Rotate, Theta, apply_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
+    Layers,
     Positive,
     Share,
     TokenId,
@@ -49,7 +50,7 @@ class Qwen3Config(Qwen2Config):
 
     vocab_size: Count = 151936
     block_size: Count = 40960
-    n_layer: Count = 28
+    n_layer: Layers = 28
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 16
     n_kv_head: Computed = 8
     n_embd: Count = 1024
@@ -96,7 +97,7 @@ class Attention(AttentionLayer):
         self.q_proj = nn.Linear(C, config.n_head * D, config.qkv_bias)
         self.k_proj = nn.Linear(C, config.n_kv_head * D, config.qkv_bias)
         self.v_proj = nn.Linear(C, config.n_kv_head * D, config.qkv_bias)
-        self.o_proj = nn.Linear(config.n_head * D, C, bias=False)
+        self.o_proj = nn.Linear(config.n_head * D, C, config.o_bias)
         self.q_norm = RMSNorm(D, config.rms_norm_eps)
         self.k_norm = RMSNorm(D, config.rms_norm_eps)
         self.attention_dropout = config.attention_dropout

@@ -70,6 +70,10 @@ def own_width(draw: Random, widths: tuple[int, ...] = (4, 10, 16)) -> dict[str, 
     return dict(head_dim=draw.choice(widths), hidden_size=draw.choice([14, 24, 33]))
 
 
+def biases(draw: Random, *keys: str) -> dict[str, Any]:
+    return {key: draw.choice([False, True]) for key in keys}
+
+
 def kinds_of_layers(draw: Random, config: dict[str, Any], kinds: tuple[str, ...]) -> list[str]:
     return [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]
 
@@ -89,7 +93,8 @@ def gpt2(draw: Random) -> dict[str, Any]:
 def llama(draw: Random) -> dict[str, Any]:
     """Transformers wants a hidden width that the heads share out, whatever their own width."""
     config, width = numbers(draw), own_width(draw)["head_dim"]
-    return config | (dict(head_dim=width) if draw.choice([False, True]) else {})
+    config |= dict(head_dim=width) if draw.choice([False, True]) else {}
+    return config | biases(draw, "attention_bias", "mlp_bias")
 
 
 def plain(draw: Random) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def qwen3(draw: Random) -> dict[str, Any]:
     if draw.choice([False, True]):
         config |= dict(use_sliding_window=True, sliding_window=draw.choice([3, 6]))
         config["layer_types"] = kinds_of_layers(draw, config, (FULL, SLIDING))
-    return config
+    return config | biases(draw, "attention_bias")
 
 
 def qwen3_moe(draw: Random) -> dict[str, Any]:
@@ -129,6 +134,7 @@ def qwen3_moe(draw: Random) -> dict[str, Any]:
         moe_intermediate_size=draw.choice([5, 9, 12]), norm_topk_prob=draw.choice([False, True]),
         decoder_sparse_step=draw.choice([1, 1, 2]),
         mlp_only_layers=draw.choice([None, [], [0], [config["num_hidden_layers"] - 1]]),
+        **biases(draw, "attention_bias"),
     )  # fmt: skip
 
 
@@ -146,7 +152,7 @@ def deepseek_v3(draw: Random) -> dict[str, Any]:
         q_lora_rank=draw.choice([None, 9, 14]), kv_lora_rank=draw.choice([3, 8, 16, 24]),
         qk_nope_head_dim=draw.choice([5, 8, 12]), qk_rope_head_dim=draw.choice([4, 6, 8]),
         v_head_dim=draw.choice([5, 7, 12]), rope_interleave=draw.choice([False, True, True]),
-        rope_parameters=draw.choice(DEEPSEEK_ROPES),
+        rope_parameters=draw.choice(DEEPSEEK_ROPES), **biases(draw, "attention_bias"),
     )  # fmt: skip
 
 
@@ -167,14 +173,17 @@ def qwen3_next(draw: Random) -> dict[str, Any]:
         shared_expert_intermediate_size=draw.choice([6, 11]),
         decoder_sparse_step=draw.choice([1, 1, 2]),
         mlp_only_layers=draw.choice([None, [], [0], [config["num_hidden_layers"] - 1]]),
+        **biases(draw, "attention_bias"),
     )  # fmt: skip
 
 
 def smollm3(draw: Random) -> dict[str, Any]:
     config = numbers(draw) | own_width(draw)
     if draw.choice([False, True]):
-        return config | dict(no_rope_layers=kinds_of_layers(draw, config, (0, 1)))
-    return config | dict(no_rope_layer_interval=draw.choice([1, 2, 3, 4]))
+        config |= dict(no_rope_layers=kinds_of_layers(draw, config, (0, 1)))
+    else:
+        config |= dict(no_rope_layer_interval=draw.choice([1, 2, 3, 4]))
+    return config | biases(draw, "attention_bias", "mlp_bias")
 
 
 def glm4_moe(draw: Random) -> dict[str, Any]:

@@ -105,13 +105,13 @@ for family, (_, ours) in pairs.items():
 
 from lm_from_scratch.checkpoint.configs import config_from_dict
 
-for family, key in (
-    ("llama", "attention_bias"),
-    ("llama", "mlp_bias"),
-    ("qwen3", "attention_bias"),
+for family, key, value in (
+    ("llama", "is_causal", False),
+    ("mistral", "final_logit_softcapping", 30.0),
+    ("qwen3", "use_qk_norm", False),
 ):
     try:
-        config_from_dict({"model_type": family, key: True})
+        config_from_dict({"model_type": family, key: value})
     except ValueError as refused:
         print(f"{family}: {refused}")
     else:
@@ -285,7 +285,8 @@ assert wrong > 0.1 and largest_error() == right
 # Exercises
 # ---------
 #
-# 1. *Medium.* Make a Llama with ``attention_bias=True`` in ``transformers``. Which weights would have no place in ours?
+# 1. *Medium.* Make a Llama with ``attention_bias=True`` in ``transformers``, and open it here. Which of its weights does a
+#    Qwen2 not have?
 # 2. *Hard.* Read a family that is only numbers away: add a dialect for it to
 #    ``lm_from_scratch/checkpoint/dialects.py``, and let the tests of the other families hold it.
 #

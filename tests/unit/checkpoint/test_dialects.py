@@ -1,5 +1,6 @@
 """What a config.json may say of a model that our code does not compute: refused by name."""
 
+import time
 from typing import Any
 
 import pytest
@@ -72,3 +73,56 @@ def test_experts_are_counted_under_either_name_and_not_under_two() -> None:
 )
 def test_families_that_share_a_part_alone_are_refused(family: str) -> None:
     assert refusal(family).startswith(f"model_type is '{family}'; only 'gpt2', 'qwen2', ")
+
+
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+@each_family
+def test_biases_are_where_the_class_of_transformers_reads_them(key: str, family: str) -> None:
+    from transformers import AutoConfig
+
+    config = config_from_dict({"model_type": family, key: True})
+    is_read = hasattr(AutoConfig.for_model(family), key)
+    assert (config.mlp_bias if key == "mlp_bias" else config.o_bias) == is_read
+    if is_read:
+        written = config_to_dict(config, family)
+        assert written[key] is True and config_from_dict(written) == config
+
+
+@pytest.mark.parametrize("family", ["gpt2", *DIALECTS])
+def test_a_small_vocabulary_need_not_name_its_tokens(family: str) -> None:
+    """What nobody wrote cannot be refused; what somebody wrote is."""
+    config = config_from_dict({"model_type": family, "vocab_size": 1})
+    ids = {getattr(config, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    assert ids <= {None, 0}
+    ours = type(config)(vocab_size=1)
+    assert {ours.bos_token_id, ours.eos_token_id, ours.pad_token_id} <= {None, 0}
+    with pytest.raises(ValueError, match="eos_token_id=5 is not below vocab_size=1"):
+        type(config)(vocab_size=1, eos_token_id=5)
+
+
+#: Nothing that a file may hold; each would size a loop, differ from itself, or move a cursor.
+ODD = [
+    None, True, -1, 0, 2.5, 2 * 10**9, 10**30, float("nan"), float("inf"), "x", "\x1b[31m\n", [],
+    [float("nan")], ["\x1b[31m\n"], {}, {"rope_type": "\x1b[31m\n"}, {"0": float("nan")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["gpt2", *DIALECTS])
+def test_an_odd_value_of_any_key_is_read_at_once_or_refused_in_one_line(family: str) -> None:
+    from transformers import AutoConfig
+
+    keys = {*AutoConfig.for_model(family).to_dict(), *ELSEWHERE, "num_local_experts", "rope_theta"}
+    keys |= {"rope_scaling", "num_nextn_predict_layers", "is_causal", "partial_rotary_factor"}
+    refused = 0
+    for key in sorted(keys - {"model_type"}):
+        for odd in ODD:
+            contents = {"model_type": family, "num_experts": 4, "num_experts_per_tok": 2, key: odd}
+            start = time.monotonic()
+            try:
+                config_from_dict(contents)
+            except ValueError as error:
+                refused += 1
+                message = str(error)
+                assert message.isprintable() and len(message) < 600, (key, message)
+            assert time.monotonic() - start < 5, (key, odd)  # and not a list of 2e9 layers
+    assert refused > 100

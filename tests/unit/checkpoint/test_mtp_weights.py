@@ -36,6 +36,8 @@ N = theirs("qwen3", 1).config.num_hidden_layers
         ("model.mtp.layers.0.", {}),
         (f"model.layers.{N}.", {"num_nextn_predict_layers": 1}),
         (f"model.layers.{N + 1}.", {"num_nextn_predict_layers": 2}),
+        (f"model.layers.{N + 1}.", {"num_nextn_predict_layers": 10**9}),  # compared, not listed
+        (f"model.layers.{N}.", {"num_mtp_layers": 1}),
     ],
 )
 def test_layers_beside_the_model_are_passed_over(tmp_path, prefix, config) -> None:

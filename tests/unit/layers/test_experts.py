@@ -271,10 +271,10 @@ def test_the_correction_bias_keeps_its_digits_in_16_bits() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(n_group=3), "n_group=3 does not share out 8 experts"),
-        (dict(n_group=8, top_group=8), "n_group=8 does not share out 8 experts, 2 or more"),
-        (dict(n_group=4, top_group=1), "top_group=1 groups of 2 have no 3 experts"),
-        (dict(n_group=2, top_group=3), "top_group=3 groups of 4 have no 3 experts"),
+        (dict(n_group=3), "n_group=3 does not divide n_expert=8 into"),
+        (dict(n_group=8, top_group=8), "n_group=8 does not divide n_expert=8 into groups of 2"),
+        (dict(n_group=4, top_group=1), "top_group=1 groups of 2 have no top_k=3 experts"),
+        (dict(n_group=2, top_group=3), "top_group=3 groups of 4 have no top_k=3 experts"),
         (dict(n_group=2, top_group=0), "top_group=0 groups"),
     ],
 )
