@@ -5,8 +5,10 @@ is classified by. A :class:`TokenClassifier` labels every token instead. Both ta
 its language-model head, the *backbone*, and hold it under the name that it has in published
 checkpoints (``transformer`` in GPT-2, ``model`` in Qwen2), so that weights load by name.
 
-What is padding is read from the positions, here as everywhere, and never from the token ids: the
-padding token may be a token of the text as well.
+What is padding is read from the positions, here as everywhere. One thing more is known of a
+sequence: where its config names a ``pad_token_id``, the last token that is not that one counts.
+``transformers`` has no other way to find it, so a published classifier was trained like that, also
+where the token that pads ends every text.
 
 The losses are functions of their own: :mod:`~lm_from_scratch.training.classification_loss`.
 
@@ -50,7 +52,8 @@ class Classifier(nn.Module):
 
 
 class SequenceClassifier(Classifier):
-    """Logits (B, n_labels) of ``idx`` (B, T) at ``positions`` (B, T): what is this sequence?"""
+    """Logits (B, n_labels) of ``idx`` (B, T) at ``positions`` (B, T): what is this sequence? It is
+    read off the last token that is not the ``pad_token_id`` of the config."""
 
     def __init__(self, backbone: Backbone, n_labels: int) -> None:
         super().__init__(backbone, n_labels, bias=False)
@@ -58,9 +61,12 @@ class SequenceClassifier(Classifier):
     def forward(
         self, idx: Tensor, *, positions: Tensor | None = None, cache: Cache = NO_CACHE
     ) -> Tensor:
-        return self.classify(
-            self.backbone(idx, positions=positions, cache=cache), positions=positions
-        )
+        x = self.backbone(idx, positions=positions, cache=cache)
+        pad = self.backbone.config.pad_token_id
+        if pad is not None and not idx.is_floating_point():  # embeddings have no ids
+            places = torch.zeros_like(idx) if positions is None else positions
+            positions = places.masked_fill(idx == pad, -1)
+        return self.classify(x, positions=positions)
 
     def classify(self, x: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """Logits (B, n_labels) from hidden states ``x`` (B, T, C) at ``positions`` (B, T), wherever
