@@ -189,7 +189,7 @@ def decoder_config_to_dict(config: Qwen2Config, model_type: str) -> dict[str, An
             f"block_size={config.block_size}: transformers would take the latter for it"
         )
     written_biases = {"attention_bias": config.o_bias, "mlp_bias": config.mlp_bias}
-    for name, value in dialect.biases(dialect.absent | written_biases).items():
+    for name, value in dialect.biases({**dialect.absent, **written_biases}).items():
         if (stored := values.pop(name)) != value:
             raise ValueError(f"{name}={stored} cannot be written: in a {model_type} it is {value}")
     rope = scaling_to_dict(config.rope_theta, scaling)
