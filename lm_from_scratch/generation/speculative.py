@@ -162,6 +162,8 @@ class ModelDrafter:
     """Drafts from a model of any architecture with the same vocabulary, drawn as the tokens are.
 
     It reads the rows through a cache of its own, the prompts in pieces of ``prefill_chunk`` tokens.
+    The rows of a vocabulary are often padded, for speed, and in one family not all to one number:
+    what one of the two models does not have is not drafted.
     """
 
     model: CausalLM
@@ -171,7 +173,8 @@ class ModelDrafter:
         """Proposes tokens of the draft model, from a cache of its own."""
         check_no_states(self.model, "drafting")
         own, other = self.model.config, model.config
-        if own.vocab_size != other.vocab_size:
+        few, many = sorted((own.vocab_size, other.vocab_size))
+        if few < 0.75 * many:  # more than padding
             raise ValueError(
                 f"the draft model has vocab_size={own.vocab_size}, the model {other.vocab_size}: "
                 "their tokens must be the same"
@@ -183,12 +186,13 @@ class ModelDrafter:
                 f"block_size={own.position_limit}"
             )
         cache = cache_for(own.windows, reserve=min(longest, AHEAD), slack=n_draft)
-        return partial(self._propose, sampler, cache)
+        return partial(self._propose, sampler, cache, other.vocab_size)
 
     def _propose(
         self,
         sampler: Sampler,
         cache: KVCache,
+        V: int,
         rows: list[list[int]],
         wanted: list[int],
         generators: list[Generator],
@@ -205,9 +209,10 @@ class ModelDrafter:
         new = [row[start:] if n else [] for (row, _, n), start in zip(triples, starts, strict=True)]
         device = self.model.head.weight.device
         idx, positions = continued(new, starts, "left", device)
+        idx = idx.clamp(max=self.model.config.vocab_size - 1)  # a padding row here: a bad draft
         chunk = self.prefill_chunk
         logits = prefill(self.model, idx, cache, positions=positions, chunk=chunk)  # (B, V)
-        seen = seen_before(rows, [[] for _ in rows], logits.shape[-1])[:, 0].to(device)  # (B, V)
+        seen = seen_before(rows, [[] for _ in rows], V)[:, 0].to(device)  # (B, V)
         ends, want = torch.tensor([[len(row) for row in rows], wanted], device=device)
         q: list[Tensor] = []
         drawn: list[Tensor] = []
@@ -216,6 +221,7 @@ class ModelDrafter:
                 here = torch.where(want > k, ends + k - 1, PADDING)
                 logits = decode(self.model, drawn[-1], cache, positions=here)
                 seen = seen.scatter(1, drawn[-1][:, None], True)
+            logits = F.pad(logits, (0, V - logits.shape[-1]), value=-torch.inf)  # or cut
             q.append(distribution(sampler, logits, seen))
             drawn.append(draw(q[-1].log(), u))
         tokens = torch.stack(drawn, dim=1).tolist()  # (B, K)

@@ -340,9 +340,12 @@ def test_a_draft_of_equal_quality_everywhere_gives_the_tokens_of_the_paper() -> 
 
 TOKENS, LENGTH, ROWS = 4, 4, 6000
 TARGET = tiny_gpt2(seed=2, vocab_size=TOKENS, n_layer=1, n_head=2, n_embd=12).double()
-DRAFT = tiny_qwen2(
-    seed=4, vocab_size=TOKENS, n_layer=1, n_head=2, n_kv_head=1, n_embd=12, intermediate_size=16
-).double()
+DRAFT, PADDED, SHORT = (
+    tiny_qwen2(
+        seed=4, vocab_size=V, n_layer=1, n_head=2, n_kv_head=1, n_embd=12, intermediate_size=16
+    ).double()
+    for V in (TOKENS, TOKENS + 1, TOKENS - 1)
+)
 CUT = Sampler(temperature=1.1, top_p=0.97, repetition_penalty=3.0)
 
 
@@ -383,6 +386,8 @@ def p_value(found: Counter, expected: dict[tuple[int, ...], float], n: int) -> f
 EXPECTED = exact([1, 3], LENGTH, CUT)
 SAMPLED = {
     "model": ModelDrafter(DRAFT),
+    "more padding": ModelDrafter(PADDED),
+    "fewer tokens": ModelDrafter(SHORT),
     "lookup": PromptLookup(),
     "uneven": Uneven(TOKENS, temperature=0.5),
 }
@@ -452,6 +457,23 @@ def test_the_model_as_its_own_drafter_accepts_all(sampler, n_draft: int, count: 
     assert passes[1].proposed == [min(n_draft, 19)] * 3
     assert counted.shapes[1] == (3, min(n_draft, 19) + 1)
     assert counted.highest == 6 + 21 - 2  # the last token is never fed
+
+
+@pytest.mark.parametrize("V", [25, 30, 32, 41])
+@pytest.mark.parametrize("sampler", [GREEDY, SAMPLER])
+def test_a_draft_model_may_have_other_padding(V: int, sampler: Sampler) -> None:
+    """With the weights of the model itself all drafts are accepted, but where it has no such token
+    or reads another; what comes out is what the model says alone."""
+    drafter = tiny_gpt2(vocab_size=V).double()
+    weights = GPT2.state_dict()
+    padded = torch.nn.functional.pad(weights["transformer.wte.weight"], (0, 0, 0, V - 31))
+    drafter.load_state_dict(weights | {"transformer.wte.weight": padded})
+    rows = [[*prompt, 30] for prompt in PROMPTS]
+    passes = list(speculate(GPT2, ModelDrafter(drafter), rows, 21, sampler))
+    if sampler is GREEDY:
+        assert rows_of(passes) == complete(generate(GPT2, rows, 21, sampler))
+    proposed, accepted = (sum(sum(vars(p)[c]) for p in passes) for c in ("proposed", "accepted"))
+    assert accepted > 0.5 * proposed if V > 31 else proposed > 0
 
 
 def test_the_draft_model_runs_once_for_each_draft() -> None:
