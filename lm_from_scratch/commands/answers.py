@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lm_from_scratch.checkpoint.published import Published, end_tokens
+from lm_from_scratch.commands.loading import about
 from lm_from_scratch.commands.setups import (
     Setup,
-    about,
     batches_of,
     model_of,
     refuse_other_text,

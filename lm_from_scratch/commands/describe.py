@@ -19,6 +19,8 @@ def run(options: DescribeOptions) -> int:
         print(f"  adapter, added to its weights: {folder / ADAPTER}")
     for line in describe(config):
         print(f"  {line}")
-    if family is None:
+    if config.get("model_type") == "gpt2":
+        print("  a GPT-2, from which all later ideas set out -> 1_gpt2/2_gpt2")
+    elif family is None:
         print("  its family is not known here: what only its code does is not in this list")
     return 0

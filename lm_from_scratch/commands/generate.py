@@ -4,11 +4,15 @@ import itertools
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tqdm import tqdm
 
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.checkpoint.folders import local_folder
 from lm_from_scratch.checkpoint.published import Published, end_tokens
 from lm_from_scratch.commands.loading import (
+    about,
     check_together,
     device_named,
     lines_of,
@@ -25,6 +29,8 @@ from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.generation.text import until
 from lm_from_scratch.interop.peft import load_with_adapter
+from lm_from_scratch.layers.recurrent import RecurrentLayer
+from lm_from_scratch.models.blocks import has
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -142,31 +148,64 @@ def answer(speaker: Speaker, options: GenerateOptions) -> None:
         say(pieces)
         return
     steps = speaker.steps(prompt, max_new_tokens, options.seed, options.num_return_sequences)
-    for number, row in enumerate(complete(steps), start=1):
+    for number, row in enumerate(complete(progress(max_new_tokens, of=steps)), start=1):
         text = "".join(until([speaker.text(row)], options.stop))
         print(f"--- {number}\n{options.prompt}{text}")
 
 
 def answer_all(speaker: Speaker, texts: list[str], options: GenerateOptions) -> None:
-    """Print what the model says after each of the texts, in their order. An engine writes up to
-    ``MANY`` of them together; each says what it would say alone."""
+    """Print what the model says after each of the texts, in their order: what it would say alone.
+    An engine writes up to ``MANY`` of them together; layers with a state, which it has no room for,
+    write one after the other."""
     if not texts:
         raise ValueError(f"{options.prompts} has no line")
     requests = [speaker.request(text, options) for text in texts]
-    engine = engine_for(speaker.model, requests)
+    recurrent = has(speaker.model, RecurrentLayer)
+    answers = (in_turn if recurrent else together)(speaker.model, requests, str(options.prompts))
+    for number, (text, tokens) in enumerate(zip(texts, answers, strict=True), start=1):
+        rest = "".join(until([speaker.text(tokens)], options.stop))
+        with tqdm.external_write_mode():
+            print(f"--- {number}\n{text}{rest}", flush=True)
+
+
+def together(model: CausalLM, requests: Sequence[Request], file: str) -> Iterator[list[int]]:
+    """What the model says to each of the requests, in their order, by an engine."""
+    engine = engine_for(model, requests)
     for line, request in enumerate(requests, start=1):
-        try:
+        with about(f"{file}, line {line}"):
             engine.submit(request)
-        except ValueError as error:
-            raise ValueError(f"{options.prompts}, line {line}: {error}") from None
-    printed = 0
-    for _ in engine.run():
-        while printed in engine.results or printed in engine.errors:
-            if printed in engine.errors:
-                raise engine.errors[printed]
-            text = "".join(until([speaker.text(engine.results[printed])], options.stop))
-            print(f"--- {printed + 1}\n{texts[printed]}{text}", flush=True)
-            printed += 1
+    next_one = 0
+    longest = [len(one.prompt) + one.max_new_tokens - 1 for one in requests]  # the last is not read
+    with progress(sum(longest)) as bar:
+        for step in engine.run():
+            bar.update(sum(step.fed.values()) + sum(step.shared.values()))
+            while next_one in engine.results or next_one in engine.errors:
+                if next_one in engine.errors:
+                    raise engine.errors[next_one]
+                yield engine.results[next_one]
+                next_one += 1
+
+
+def in_turn(model: CausalLM, requests: Sequence[Request], file: str) -> Iterator[list[int]]:
+    """The same, one request after the other."""
+    runs = []
+    for line, one in enumerate(requests, start=1):
+        with about(f"{file}, line {line}"):
+            steps = generate(
+                model, [one.prompt], one.max_new_tokens, one.sampler, one.stop_tokens,
+                seed=one.seed, processors=one.processors,
+            )  # fmt: skip
+            runs.append(steps)
+    with progress(len(runs), "text") as bar:
+        for steps in runs:
+            yield complete(steps)[0]
+            bar.update()
+
+
+def progress(total: int, unit: str = "token", of: Iterable[Any] | None = None) -> Any:
+    """A bar on a terminal, for what prints nothing in a second; it goes away at the end."""
+    disable = True if sys.stderr is None else None  # None: where there is no terminal
+    return tqdm(of, total=total, unit=unit, delay=1, leave=False, disable=disable)
 
 
 def engine_for(model: CausalLM, requests: Sequence[Request]) -> Engine:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +16,15 @@ from lm_from_scratch.files import naming, open_text
 from lm_from_scratch.interop.peft import base_folder
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
+
+
+@contextmanager
+def about(what: str, more: str = "") -> Iterator[None]:
+    """In the block, a ``ValueError`` is about ``what``, and ends with ``more``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}{more}") from error
 
 
 def device_named(name: str) -> str:

@@ -5,8 +5,7 @@ A model is new, or comes from a folder (``--from``); it continues texts, or clas
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from lm_from_scratch.checkpoint.folders import ADAPTER, local_folder, read_json,
 from lm_from_scratch.checkpoint.published import NOTHING, Published, labels, read_published
 from lm_from_scratch.checkpoint.state import DIFFERENCES
 from lm_from_scratch.checkpoint.weights import Checkpoint
-from lm_from_scratch.commands.loading import check_together, tokenizer_of, use_kernels
+from lm_from_scratch.commands.loading import about, check_together, tokenizer_of, use_kernels
 from lm_from_scratch.commands.train_options import (
     Classify,
     FromFolder,
@@ -125,15 +124,6 @@ def classification(out: Path, options: TrainOptions, way: Classify, group: Proce
     return Setup(
         tokenizer, model, checkpoint.published, batches, evaluated, summary, result=result, ask=ask
     )
-
-
-@contextmanager
-def about(what: str, more: str = "") -> Iterator[None]:
-    """In the block, a ``ValueError`` is about ``what``, and ends with ``more``."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}{more}") from error
 
 
 def batches_of(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tiny_models import tiny_hf_qwen2
+from tqdm import tqdm
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.folders import SHIPPED
@@ -254,6 +255,28 @@ def test_more_prompts_than_run_at_a_time(monkeypatch, tmp_path, capsys) -> None:
     words = ["generate", "--prompts", str(file), "--temperature", "0", "--layout", "off"]
     assert main([*words, "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.count("--- ") == 6
+
+
+def test_long_prompts_show_how_far_they_are_read(monkeypatch, tmp_path, capsys) -> None:
+    """A bar counts the tokens that are read and said, on a terminal alone."""
+    assert command.progress(3).disable
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert not command.progress(3).disable
+    monkeypatch.setattr("sys.stderr", None)
+    assert command.progress(3).disable
+    bars = []
+
+    def bar(total: int) -> tqdm:
+        bars.append(tqdm(total=total, disable=False, file=io.StringIO()))
+        return bars[-1]
+
+    monkeypatch.setattr(command, "progress", bar)
+    file = tmp_path / "prompts.txt"
+    file.write_text("The\n" + "word " * 100 + "\n")
+    words = ["generate", "--prompts", str(file), "--max-new-tokens", "4", "--ignore-eos"]
+    assert main([*words, "--layout", "off"]) == 0
+    read = sum(len(TOKENIZER.start(line)) for line in file.read_text().splitlines())
+    assert bars[0].n == bars[0].total == read + 2 * 3  # the last of each is never read
 
 
 @pytest.mark.parametrize(
