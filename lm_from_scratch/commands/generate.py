@@ -3,7 +3,9 @@
 import itertools
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -30,10 +32,15 @@ from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.generation.text import until
 from lm_from_scratch.interop.peft import load_with_adapter
 from lm_from_scratch.layers.recurrent import RecurrentLayer
+from lm_from_scratch.limits import Whole, require
 from lm_from_scratch.models.blocks import has
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
+
+#: How a token is chosen where nobody says it; and in ``transformers``, by a folder that says that
+#: tokens are drawn.
+OURS, DRAWN = Sampler(temperature=0.8, top_p=0.95), Sampler(top_k=50)
 
 
 def run(options: GenerateOptions) -> int:
@@ -52,7 +59,7 @@ def run(options: GenerateOptions) -> int:
         use_kernels(model)
     tokenizer = tokenizer_of(folder)
     check_together(tokenizer, model.config, folder)
-    speaker = Speaker(model, tokenizer, checkpoint.published, options)
+    speaker = Speaker(model, tokenizer, checkpoint.published, options, folder)
     layout = make_fast(model, options, rows)
     if options.chat:
         chat(speaker, options)
@@ -76,6 +83,20 @@ def beginning(text: str, tokenizer: Tokenizer, start: str) -> list[int]:
     return ids
 
 
+def stored_choice(generation: Mapping[str, Any]) -> tuple[Sampler, int]:
+    """How a ``generation_config.json`` wants tokens to be chosen: a sampler, and the length of what
+    must not stand twice. What it leaves out is as in ``transformers`` if it asks to draw, else
+    :data:`OURS`. Raises ``ValueError`` for what means nothing."""
+    names = (*vars(OURS), "do_sample", "no_repeat_ngram_size")
+    stored = {name: generation[name] for name in names if generation.get(name) is not None}
+    if "do_sample" in stored:
+        require(bool, do_sample=stored["do_sample"])
+    draws, ngram = stored.pop("do_sample", None), stored.pop("no_repeat_ngram_size", 0)
+    require(Whole, no_repeat_ngram_size=ngram)
+    sampler = replace(DRAWN if draws else OURS, **stored)
+    return replace(sampler, temperature=0.0) if draws is False else sampler, ngram
+
+
 class Speaker:
     """A model and how it speaks: all that does not change from prompt to prompt."""
 
@@ -85,15 +106,16 @@ class Speaker:
         tokenizer: Tokenizer,
         published: Published,
         options: GenerateOptions,
+        folder: Path,
     ) -> None:
         self.model, self.tokenizer, self.stop = model, tokenizer, options.stop
         self.ends = [] if options.ignore_eos else end_tokens(model, tokenizer, published)
-        self.sampler = Sampler(
-            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
-            min_p=options.min_p, typical_p=options.typical_p,
-            repetition_penalty=options.repetition_penalty,
-        )  # fmt: skip
-        self.rules = [no_repeat_ngram(options.no_repeat_ngram)] if options.no_repeat_ngram else []
+        with about(str(folder / "generation_config.json")):
+            sampler, ngram = stored_choice(published.generation_config)
+        given = {name: vars(options)[name] for name in vars(sampler)}
+        self.sampler = replace(sampler, **{k: v for k, v in given.items() if v is not None})
+        ngram = ngram if options.no_repeat_ngram is None else options.no_repeat_ngram
+        self.rules = [no_repeat_ngram(ngram)] if ngram else []
 
     def steps(
         self, prompt: list[int], max_new_tokens: int, seed: int, times: int = 1

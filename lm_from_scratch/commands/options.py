@@ -60,13 +60,13 @@ class GenerateOptions(SpeedOptions):
     max_new_tokens: Count | None = option(
         "default: 100, in a chat 1000, or what fits the model", None
     )
-    temperature: float = option("0 is greedy: the likeliest token", 0.8)
-    top_k: int = option("0 is off", 0)
-    top_p: float = option("1 is off", 0.95)
-    min_p: float = option("0 is off", 0.0)
-    typical_p: float = option("1 is off", 1.0)
-    repetition_penalty: float = option("1 is off", 1.0)
-    no_repeat_ngram: Whole = option("0 is off", 0)
+    temperature: float | None = option("0 is greedy: the likeliest token; default: 0.8", None)
+    top_k: int | None = option("0 is off; default: 0", None)
+    top_p: float | None = option("1 is off; default: 0.95", None)
+    min_p: float | None = option("0 is off; default: 0", None)
+    typical_p: float | None = option("1 is off; default: 1", None)
+    repetition_penalty: float | None = option("1 is off; default: 1", None)
+    no_repeat_ngram: Whole | None = option("0 is off; default: 0", None)
     stop: tuple[str, ...] = option("end before one of these", (), metavar="TEXT")
     num_return_sequences: int = option("how many texts", 1)
     num_beams: Whole = option(
@@ -99,7 +99,9 @@ GENERATE = Command(
     "lm_from_scratch.commands.generate:run",
     description="Let a model continue a text, or talk to one. A text begins as the tokenizer's own "
     "rule\nsays, and ends at the end tokens that the model's folder names; --start and "
-    "--ignore-eos\nchange that.",
+    "--ignore-eos\nchange that. How a token is chosen, the options say; what they leave open, the "
+    "folder's\ngeneration_config.json (do_sample, temperature, top_k and so on, as transformers "
+    "reads\nthem); what it leaves open, the defaults below. How many, the options alone say.",
     examples="""examples
   python -m lm_from_scratch generate --prompt "Return the number of"
   python -m lm_from_scratch generate --prompt "json.dumps(obj)" --temperature 0

@@ -5,9 +5,11 @@ import io
 import json
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import tiny_hf_qwen2
 from tqdm import tqdm
 
@@ -16,6 +18,7 @@ from lm_from_scratch.checkpoint.folders import SHIPPED
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.commands import generate as command
 from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -91,6 +94,81 @@ def test_greedy_text_is_that_of_transformers(tmp_path, capsys) -> None:
     words = ["--prompt", "the tides", "--temperature", "0", "--max-new-tokens", "24"]
     assert main(["generate", "--model", str(tmp_path / "model"), *words]) == 0
     assert capsys.readouterr().out == want + "\n" and len(out) <= 10
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20},
+        {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.3},  # top_k=50 is theirs
+        {"do_sample": True, "typical_p": 0.6, "top_k": 0, "temperature": None},
+        {"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.2},
+        {"do_sample": False, "no_repeat_ngram_size": 2},
+    ],
+)
+def test_a_folder_says_how_tokens_are_chosen_as_in_transformers(stored, seeded) -> None:
+    """The scores of each step of their generation, with that generation_config.json."""
+    from transformers import GenerationConfig
+
+    twin = tiny_hf_qwen2(vocab_size=97)
+    ids = torch.tensor([[5, 9, 5, 9, 33]])
+    twin.generation_config = GenerationConfig(
+        **stored, max_new_tokens=6, pad_token_id=0, output_scores=True, output_logits=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    theirs = twin.generate(ids)
+    sampler, ngram = command.stored_choice(stored)
+    if not stored["do_sample"]:
+        assert sampler.temperature == 0
+        sampler = replace(sampler, top_p=1.0)  # which the likeliest token stays within
+    for step, (logits, scores) in enumerate(zip(theirs.logits, theirs.scores, strict=True)):
+        row = theirs.sequences[0, : ids.shape[1] + step].tolist()
+        seen = torch.zeros_like(logits, dtype=torch.bool)
+        seen[0, row] = True
+        logits = no_repeat_ngram(ngram)(logits, [row]) if ngram else logits
+        ours = sampler.logits(logits, seen)
+        torch.testing.assert_close(ours.softmax(-1), scores.softmax(-1))
+
+
+def test_options_go_before_the_folder_and_the_folder_before_our_numbers(folder, capsys) -> None:
+    words = ["generate", "--model", str(folder), "--prompt", "Return the", "--max-new-tokens", "12"]
+
+    def says(*more: str) -> str:
+        assert main([*words, *more]) == 0
+        return capsys.readouterr().out
+
+    ours, greedy = says("--temperature", "0.8", "--top-p", "0.95"), says("--temperature", "0")
+    path = folder / "generation_config.json"
+    assert says() == ours != greedy
+    for generation, same in (
+        ({"eos_token_id": 10**6}, ours),  # says nothing of it
+        ({"do_sample": False}, greedy),
+        ({"temperature": 0, "top_p": None}, greedy),
+        (
+            {"do_sample": True, "top_k": 3},
+            says(*["--temperature", "1", "--top-p", "1", "--top-k", "3"]),
+        ),
+        ({"no_repeat_ngram_size": 1}, says("--no-repeat-ngram", "1")),
+        ({"max_new_tokens": 2, "num_beams": 3, "num_return_sequences": 3}, ours),
+    ):
+        path.write_text(json.dumps(generation))
+        assert says() == same, generation
+    path.write_text(json.dumps({"do_sample": False, "no_repeat_ngram_size": 1}))
+    assert says("--temperature", "0.8", "--no-repeat-ngram", "0") == ours
+    path.write_text(json.dumps({"do_sample": True, "temperature": 0.1, "top_k": 1}))
+    assert says("--top-k", "0", "--temperature", "0.8", "--top-p", "0.95") == ours
+
+
+@pytest.mark.parametrize(
+    "generation",
+    [{"temperature": "hot"}, {"top_p": 3}, {"do_sample": "yes"}, {"no_repeat_ngram_size": -1}],
+)
+def test_a_folder_that_chooses_by_nothing_is_one_line(generation, folder, capsys) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert main([*GREEDY, "--model", str(folder)]) == 2
+    error = capsys.readouterr().err
+    ((name, value),) = generation.items()
+    assert error.count("\n") == 1 and f"generation_config.json: {name}={value!r} " in error
 
 
 def test_the_tokenizer_says_what_stands_in_front(folder, capsys, monkeypatch) -> None:
