@@ -29,6 +29,7 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.speculative import ModelDrafter, speculate
 from lm_from_scratch.generation.text import until
 from lm_from_scratch.interop.peft import load_with_adapter
 from lm_from_scratch.layers.recurrent import RecurrentLayer
@@ -60,6 +61,8 @@ def run(options: GenerateOptions) -> int:
     tokenizer = tokenizer_of(folder)
     check_together(tokenizer, model.config, folder)
     speaker = Speaker(model, tokenizer, checkpoint.published, options, folder)
+    if options.draft:
+        speaker.drafter = drafter_of(options.draft, tokenizer, model, options.dtype)
     layout = make_fast(model, options, rows)
     if options.chat:
         chat(speaker, options)
@@ -97,6 +100,16 @@ def stored_choice(generation: Mapping[str, Any]) -> tuple[Sampler, int]:
     return replace(sampler, temperature=0.0) if draws is False else sampler, ngram
 
 
+def drafter_of(name: str, tokenizer: Tokenizer, model: CausalLM, dtype: str) -> ModelDrafter:
+    """The model that drafts for another, where that one is."""
+    folder = local_folder(name)
+    if tokenizer_of(folder).backend.get_vocab() != tokenizer.backend.get_vocab():
+        raise ValueError(f"--draft {name} has other tokens than the model: they must be the same")
+    drafter = load_with_adapter(folder, "causal_lm").model.to(model.head.weight.device)
+    in_dtype(drafter, dtype, 1)
+    return ModelDrafter(drafter)
+
+
 class Speaker:
     """A model and how it speaks: all that does not change from prompt to prompt."""
 
@@ -110,6 +123,7 @@ class Speaker:
     ) -> None:
         self.model, self.tokenizer, self.stop = model, tokenizer, options.stop
         self.ends = [] if options.ignore_eos else end_tokens(model, tokenizer, published)
+        self.drafter: ModelDrafter | None = None
         with about(str(folder / "generation_config.json")):
             sampler, ngram = stored_choice(published.generation_config)
         given = {name: vars(options)[name] for name in vars(sampler)}
@@ -121,6 +135,12 @@ class Speaker:
         self, prompt: list[int], max_new_tokens: int, seed: int, times: int = 1
     ) -> Iterator[list[int | None]]:
         """The tokens after the prompt, step by step."""
+        if self.drafter:
+            passes = speculate(
+                self.model, self.drafter, [prompt], max_new_tokens, self.sampler,
+                stop_tokens=self.ends, seed=seed, processors=self.rules,
+            )  # fmt: skip
+            return ([token] for one in passes for token in one.tokens[0])
         return generate(
             self.model, [prompt], max_new_tokens, self.sampler, self.ends, times, seed,
             processors=self.rules,

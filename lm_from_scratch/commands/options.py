@@ -74,6 +74,10 @@ class GenerateOptions(SpeedOptions):
     )
     length_penalty: float = option("of beam search", 1.0)
     seed: Whole = option("same seed, same text", 0)
+    draft: Name | None = option(
+        "a smaller model with the same tokens proposes some, several of which --model judges at "
+        "once: the same distribution, perhaps sooner", None, metavar="FOLDER",
+    )  # fmt: skip
     kernels: bool = option("compute with Triton kernels, on a CUDA device", False)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,10 @@ class GenerateOptions(SpeedOptions):
         for name, off in (("prompt", ""), ("num_beams", 0), ("num_return_sequences", 1)):
             if many and (value := vars(self)[name]) != off:
                 raise ValueError(f"{self.flag(name)} {value} is not for {many}")
+        for name, is_so in (("prompts", self.prompts), ("num_beams", self.num_beams),
+                            ("num_return_sequences", self.num_return_sequences > 1)):  # fmt: skip
+            if self.draft and is_so:
+                raise ValueError(f"--draft {self.draft} is not for {self.flag(name)}")
         if self.chat and self.prompts:
             raise ValueError(f"--prompts {self.prompts} is not for --chat")
 

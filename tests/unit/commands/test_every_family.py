@@ -200,7 +200,7 @@ def chat(s: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafts(s: Session) -> None:
-    """The same tokens as without; no command drafts. What keeps a state cannot take drafts back,
+    """The same tokens as without. What keeps a state cannot take drafts back,
     and says so."""
     model, ids = from_pretrained(s.files.model), Tokenizer.load(s.files.model).start(TIDES)
     greedy = Sampler(temperature=0)

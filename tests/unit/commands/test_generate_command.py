@@ -15,13 +15,14 @@ from tqdm import tqdm
 
 from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint.folders import SHIPPED
-from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.checkpoint.weights import load_shipped, save_pretrained
 from lm_from_scratch.commands import generate as command
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.logit_processors import no_repeat_ngram
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.signals import Ended
 from lm_from_scratch.text.tokenizer import Tokenizer
+from lm_from_scratch.weights.resize import resize_token_embeddings_
 
 MODEL, TOKENIZER = load_shipped()
 GREEDY = ["generate", "--temperature", "0", "--prompt", "Return the", "--max-new-tokens", "12"]
@@ -366,3 +367,29 @@ def test_prompts_that_cannot_be_continued_are_one_line(text, message, tmp_path, 
     assert main(["generate", "--prompts", str(file), "--layout", "off"]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and message in captured.err
+
+
+# -------------------------------------------------------------------------------------- drafts
+
+
+@pytest.mark.parametrize("rows", [4160, 4090])
+def test_drafts_change_no_word_whatever_the_padding_of_their_model(rows, tmp_path, capsys) -> None:
+    """Of another model with the same tokens, whose vocabulary has more rows, or lacks some."""
+    model, tokenizer = load_shipped("qwen2-docs")
+    resize_token_embeddings_(model, rows)
+    save_pretrained(model, tmp_path / "draft", tokenizer)
+    few = ["--max-new-tokens", "30", "--layout", "off"]
+    for more in ([], ["--repetition-penalty", "1.3", "--stop", "list"]):
+        texts = []
+        for draft in ([], ["--draft", str(tmp_path / "draft")]):
+            assert main([*GREEDY, *few, *more, *draft]) == 0
+            texts.append(capsys.readouterr().out)
+        assert texts[0] == texts[1] and len(texts[0]) > 20
+
+
+def test_a_draft_model_with_other_tokens_is_refused(capsys) -> None:
+    assert main([*GREEDY, "--draft", "tasks"]) == 2
+    assert "--draft tasks has other tokens than the model" in capsys.readouterr().err
+    for flag, value in (("--prompts", "-"), ("--num-beams", "2"), ("--num-return-sequences", "2")):
+        assert main(["generate", "--draft", "qwen2-docs", flag, value]) == 2
+        assert f"--draft qwen2-docs is not for {flag}" in capsys.readouterr().err
