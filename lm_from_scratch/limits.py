@@ -66,7 +66,7 @@ def limits_of(kind: Any) -> list[Limit]:
     if kind in PLAIN:
         return [PLAIN[kind]]
     if isinstance(kind, type) and kind is not float and not kinds:
-        return [Limit(f"is not one of {kind}", lambda value: isinstance(value, kind))]
+        return [Limit(f"must be a {kind.__name__}", lambda value: isinstance(value, kind))]
     return []
 
 
@@ -97,6 +97,13 @@ shown = _short.repr
 def plain(text: str) -> str:
     """A word from a file for one short line: what would move the cursor is written as an escape."""
     return shown(text)[1:-1]
+
+
+def sequence(name: str, given: Any) -> list[Any]:
+    """What was ``given``, as a list. Raises ``ValueError`` where it is no collection."""
+    if not isinstance(given, Collection) or isinstance(given, str):
+        raise ValueError(f"{name}={given!r} must be a list, as {[given]!r} is")
+    return list(given)
 
 
 def multiple_of(name: str, hint: str = "") -> Limit:

@@ -248,7 +248,7 @@ class BufferCache(KVCache):
     def nbytes(self) -> int:
         return sum(b.nbytes for b in (*self.keys, *self.values)) + self.state_nbytes
 
-    def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         positions = self.tracks[self.owner[layer]].positions
         assert positions is not None and self.batch is not None
         every = slice(0, positions.shape[1])

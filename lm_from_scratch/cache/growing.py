@@ -12,7 +12,7 @@ from torch import Tensor
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.buffer import BufferCache, Plan, Track
 from lm_from_scratch.cache.codec import EXACT, Codec
-from lm_from_scratch.limits import Whole, require
+from lm_from_scratch.limits import Count, Whole, require
 
 
 class CatCache:
@@ -71,4 +71,5 @@ class GrowingCache(BufferCache):
     """
 
     def __init__(self, n_layer: int, codec: Codec = EXACT, reserve: int = 0) -> None:
+        require(Count, n_layer=n_layer)
         super().__init__([GrowingTrack(reserve)], [0] * n_layer, codec)

@@ -125,6 +125,23 @@ def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
     return positions.long()
 
 
+def check_cache(cache: Cache) -> None:
+    """Raises ``ValueError`` for what is no cache."""
+    if not hasattr(cache, "see"):
+        raise ValueError(
+            f"the cache is a {type(cache).__name__}: it must be one as GrowingCache(n_layer), or "
+            "be left out"
+        )
+
+
+def check_tensor(name: str, given: Tensor) -> None:
+    """Raises ``ValueError`` for what is no tensor."""
+    if not isinstance(given, Tensor):
+        raise ValueError(
+            f"{name} are a {type(given).__name__}; they must be a tensor of integers (B, T)"
+        )
+
+
 def check_positions(positions: Tensor, x: Tensor) -> None:
     """Raises ``ValueError`` for positions that do not fit the tokens ``x`` (B, T, ...), and for
     masks of bool or floats.
@@ -132,6 +149,7 @@ def check_positions(positions: Tensor, x: Tensor) -> None:
     A mask of integers cannot be told from positions without reading them, and passes: that is why
     positions are given by name alone, everywhere.
     """
+    check_tensor("positions", positions)
     if positions.shape != x.shape[:2]:
         raise ValueError(
             f"positions have shape {tuple(positions.shape)}, the tokens {tuple(x.shape[:2])}; "
@@ -150,6 +168,7 @@ def check_documents(x: Tensor, positions: Tensor | None, documents: Tensor | Non
         return
     if positions is None:
         raise ValueError("documents need positions, which start again at 0 in each document")
+    check_tensor("documents", documents)
     if documents.shape != x.shape[:2] or documents.dtype.is_floating_point:
         raise ValueError(
             f"documents have shape {tuple(documents.shape)} and dtype {documents.dtype}; they must "

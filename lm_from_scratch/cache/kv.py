@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import Cache, check_different, place
-from lm_from_scratch.limits import Count, require
+from lm_from_scratch.limits import Count, is_integer, require, shown
 
 
 class Layer:
@@ -233,10 +233,19 @@ class KVCache(Cache):
         """Bytes of the states alone: as many after any number of tokens."""
         return sum(x.nbytes for state in self.states.values() for x in state)
 
-    @abstractmethod
     def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """What a layer that is not empty holds: keys and values (B, Hkv, S, D), in the order in
-        which they lie there, and the position of each, (B, S); -1 where nothing is."""
+        which they lie there, and the position of each, (B, S); -1 where nothing is. Raises
+        ``ValueError`` for a layer that there is not, and where it holds no keys."""
+        if not is_integer(layer, 0) or layer >= len(self.layers):
+            raise ValueError(f"layer={shown(layer)} is not in 0 ... {len(self.layers) - 1}")
+        if self.batch is None or layer in self.states:
+            what = "keeps a state" if layer in self.states else "is empty"
+            raise ValueError(f"layer {layer} of the cache {what}: it holds no keys")
+        return self._contents(layer)
+
+    @abstractmethod
+    def _contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def reset(self) -> None:
         """Forget all tokens."""

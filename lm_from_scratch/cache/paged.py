@@ -289,7 +289,7 @@ class PagedCache(KVCache):
         blocks = {block for row in self.rows for block in row.table}
         return self.pool.nbytes * len(blocks) // len(self.pool.users) + self.state_nbytes
 
-    def contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _contents(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         slots = [self.pool.slots(row) for row in self.rows]
         keys = pad_sequence([self.pool.keys[layer, s] for s in slots], batch_first=True)
         values = pad_sequence([self.pool.values[layer, s] for s in slots], batch_first=True)

@@ -41,7 +41,7 @@ def load() -> dict[str, Entry]:
 
 
 def record() -> dict[str, Any]:
-    """All that is in the file, as :func:`load`."""
+    """All that is in the file. Raises ``ValueError`` and ``OSError`` as :func:`load`."""
     file = path()
     try:
         if not file.is_file() and file.exists():  # a pipe would be waited for

@@ -47,11 +47,10 @@ from lm_from_scratch.generation.generate import (
     check_prompts,
     decode,
     prefill,
-    sequence,
 )
-from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.logit_processors import LogitProcessor, processed
 from lm_from_scratch.generation.sampling import Number, check_logits
-from lm_from_scratch.limits import Count, require
+from lm_from_scratch.limits import Count, require, sequence
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.batch import padded_batch
 
@@ -227,8 +226,7 @@ def _steps(
         check_logits(logits)
         texts = [[*p, *beam.tokens] for p, own in zip(prompts, beams) for beam in own]
         log_probs = logits.float().log_softmax(dim=-1)
-        for process in processors:
-            log_probs = process(log_probs, texts)
+        log_probs = processed(processors, log_probs, texts)
         if log_probs.isnan().any():
             raise ValueError("a processor gives NaN: no token can be chosen")
         sums = [beam.log_probability for own in beams for beam in own]

@@ -136,6 +136,7 @@ class Engine:
         cache_type: type[PagedCache] = PagedCache,
     ) -> None:
         require(Count, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        require(BlockPool, pool=pool)
         check_no_states(model, "continuous batching over shared blocks")
         config = model.config
         wanted = (config.n_layer, *config.kv_shape, computed_dtype(model))
@@ -163,6 +164,7 @@ class Engine:
 
         Raises ``ValueError`` for a prompt that the model or the pool cannot hold.
         """
+        require(Request, request=request)
         prompt = check_prompts(
             self.model, [request.prompt], request.max_new_tokens, request.stop_tokens
         )

@@ -19,9 +19,9 @@ from torch import Tensor
 from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
-from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.logit_processors import LogitProcessor, processed
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.limits import Count, is_integer, require, shown
+from lm_from_scratch.limits import Count, is_integer, require, sequence, shown
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batch import padded_batch
@@ -145,13 +145,6 @@ def check_empty(cache: KVCache) -> None:
         )
 
 
-def sequence(name: str, given: Any) -> list[Any]:
-    """What was ``given``, as a list. Raises ``ValueError`` where it is no collection."""
-    if not isinstance(given, Collection) or isinstance(given, str):
-        raise ValueError(f"{name}={given!r} must be a list, as {[given]!r} is")
-    return list(given)
-
-
 def check_prompts(
     model: CausalLM,
     prompts: Sequence[Sequence[int]] | Tensor,
@@ -224,17 +217,17 @@ class Chooser:
         if len(going) < len(rows):
             logits, marks = logits[going], marks[going]
             rows, generators = [rows[i] for i in going], [generators[i] for i in going]
-        for process in self.processors:
-            logits = process(logits, [list(row) for row in rows])  # what it does to them is its own
+        logits = processed(self.processors, logits, rows)
         u = [torch.rand(1, generator=g, dtype=torch.float64) for g in generators]
-        chosen = self.sampler(logits, marks, torch.cat(u)).tolist()
-        V = self.seen.shape[1]
-        if len(chosen) != len(going) or not all(is_integer(n, 0) and n < V for n in chosen):
+        chosen: Any = self.sampler(logits, marks, torch.cat(u))
+        chosen = chosen.tolist() if isinstance(chosen, Tensor) else chosen
+        V, ids = self.seen.shape[1], list(chosen) if isinstance(chosen, list) else []
+        if len(ids) != len(going) or not all(is_integer(n, 0) and n < V for n in ids):
             raise ValueError(
                 f"the sampler chose {shown(chosen)}: it must choose one token below {V} for each "
                 f"of {len(going)} rows"
             )
-        for i, token in zip(going, chosen, strict=True):
+        for i, token in zip(going, ids, strict=True):
             self.rows[i].append(token)
             self.seen[i, token] = True
         return torch.tensor([row[-1] for row in self.rows], device=logits.device)

@@ -16,15 +16,37 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lm_from_scratch.limits import Count, require
+from lm_from_scratch.limits import Count, Whole, require, sequence, shown
 
 #: Changes the logits (B, V) of the next token, given the tokens of every row so far.
 LogitProcessor = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]
 
 
+def processed(
+    processors: Sequence[LogitProcessor], logits: Tensor, rows: Sequence[Sequence[int]]
+) -> Tensor:
+    """The ``logits`` (B, V) after ``rows``, through all ``processors`` in their order. Raises
+    ``ValueError`` for one that gives anything else than such logits."""
+    for process in processors:
+        if not callable(process):
+            raise ValueError(f"{shown(process)} is no processor: it must be a function")
+        given = logits.shape
+        logits = process(logits, [list(row) for row in rows])  # what it does to them is its own
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"a processor gave {shown(logits)}: it must give logits {tuple(given)}"
+            )
+        if logits.shape != given or not logits.is_floating_point():
+            raise ValueError(
+                f"a processor gave {tuple(logits.shape)} in {logits.dtype}: it must give logits "
+                f"{tuple(given)}"
+            )
+    return logits
+
+
 def forbid(tokens: Collection[int]) -> LogitProcessor:
     """These tokens are never said."""
-    return add_bias(dict.fromkeys(tokens, -math.inf))
+    return add_bias(dict.fromkeys(sequence("tokens", tokens), -math.inf))
 
 
 def add_bias(bias: Mapping[int, float]) -> LogitProcessor:
@@ -45,6 +67,7 @@ def add_bias(bias: Mapping[int, float]) -> LogitProcessor:
 
 def min_length(n: int, stop_tokens: Collection[int]) -> LogitProcessor:
     """No stop token while a row, prompt included, has fewer than ``n`` tokens."""
+    require(Whole, n=n)
     never = forbid(stop_tokens)
 
     def process(logits: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -43,11 +43,10 @@ from lm_from_scratch.generation.generate import (
     check_seed,
     decode,
     prefill,
-    sequence,
 )
-from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.logit_processors import LogitProcessor, processed
 from lm_from_scratch.generation.sampling import Sampler, check_logits, draw
-from lm_from_scratch.limits import Count, require
+from lm_from_scratch.limits import Count, require, sequence
 from lm_from_scratch.models.blocks import check_no_states
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
@@ -356,8 +355,7 @@ def _judge(
     places = []
     for k, (here, marks) in enumerate(zip(logits.unbind(dim=1), seen.unbind(dim=1), strict=True)):
         here = here.float()  # (B, V)
-        for process in processors:
-            here = process(here, [[*row, *draft[:k]] for row, draft in zip(rows, drafts)])
+        here = processed(processors, here, [[*r, *d[:k]] for r, d in zip(rows, drafts)])
         places.append(distribution(sampler, here, marks))
     p = torch.stack(places, dim=1)  # (B, K + 1, V)
     draft = padded([torch.tensor(d, dtype=torch.long) for d in drafts], PADDING).to(p.device)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.layer import AttentionLayer
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, known
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, check_cache, known
 from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.head import TiedHead
@@ -203,6 +203,7 @@ class GPT2Model(nn.Module):
         whose positions start again at 0 in each.
         """
         x = embedded(idx, self.wte)
+        check_cache(cache)
         seen = cache.see(idx, positions, documents, self.config.windows)
         self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
         x = x + self.wpe(seen[0].query_positions.clamp(min=0))

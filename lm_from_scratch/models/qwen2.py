@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lm_from_scratch.attention.layer import AttentionLayer
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, check_cache
 from lm_from_scratch.layers.activation import Activation
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.gated_mlp import GatedMLP
@@ -277,6 +277,7 @@ class Qwen2Model(nn.Module):
         whose positions start again at 0 in each.
         """
         x = embedded(idx, self.embed_tokens)
+        check_cache(cache)
         seen = cache.see(x, positions, documents, self.config.windows)
         rotation = self.rotary_emb(seen[0].query_positions, x.dtype)
         for layer, block in enumerate(self.layers):

@@ -29,6 +29,7 @@ Regularization*, 2019, arXiv:1711.05101.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Real
 from typing import Any
 
 import torch
@@ -125,8 +126,8 @@ class AdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for an option that is unknown or out of range, and for complex
-        parameters."""
+        """Raises ``ValueError`` for an option that is unknown or out of range, and for parameters
+        that are no floating-point numbers."""
         known = {*self.defaults, "params", "param_names", "initial_lr"}  # the last: of schedulers
         if unknown := group.keys() - known:
             raise ValueError(
@@ -139,13 +140,13 @@ class AdamW(torch.optim.Optimizer):
         if any(isinstance(number, Tensor) and number.numel() != 1 for number in numbers):
             raise ValueError(f"lr={group['lr']} and betas={group['betas']} must be single numbers")
         for name in ("lr", "eps", "weight_decay"):
-            if not (0.0 <= group[name] < math.inf):
+            if not isinstance(group[name], Real | Tensor) or not 0.0 <= group[name] < math.inf:
                 raise ValueError(f"{name}={group[name]} must be finite and not negative")
         if len(group["betas"]) != 2 or not all(0.0 <= beta < 1.0 for beta in group["betas"]):
             raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
         BITS.check("optim_bits", group)
         for p in tensors_of(group):
-            if p.is_complex():
+            if not p.is_floating_point():
                 raise ValueError(f"a parameter is {p.dtype}; {type(self).__name__} takes real ones")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

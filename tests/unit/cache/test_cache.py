@@ -123,7 +123,7 @@ def test_a_forward_that_fails_leaves_the_cache_as_it_was() -> None:
         part = None if positions is None else positions[:, :4]
         with torch.no_grad():
             MODEL(idx[:, :4], positions=part, cache=cache)
-            with pytest.raises(IndexError):
+            with pytest.raises(ValueError, match="idx holds 5"):
                 MODEL(torch.tensor([[5, 97]]), cache=cache) if part is None else MODEL(
                     torch.tensor([[5, 97]]), positions=positions[:, 4:6], cache=cache
                 )
