@@ -89,8 +89,28 @@ def open_text(path: str | Path) -> TextIO:
 def read_text(path: str | Path) -> str:
     """All of a text, as :func:`open_text` gives it. Raises ``ValueError`` for bytes that are no
     UTF-8."""
+    with as_utf8(path), naming(path), open_text(path) as file:
+        text = file.read()
+    check_zeros(text, path)
+    return text
+
+
+@contextmanager
+def as_utf8(name: str | Path) -> Iterator[None]:
+    """In the block, bytes that are no UTF-8 are a ``ValueError`` of one line about ``name``."""
     try:
-        with naming(path), open_text(path) as file:
-            return file.read()
+        yield
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise ValueError(f"{name} is not UTF-8 text: {error}") from error
+
+
+def check_zeros(text: str, name: str | Path) -> None:
+    """Raises ``ValueError`` for text that is a quarter NUL: letters of two or four bytes, of which
+    one alone is not 0, are UTF-8 as well. Without a mark of byte order nothing else tells."""
+    start = text[:4096]
+    if 4 * start.count("\0") > len(start):
+        order = "BE" if start.startswith("\0") else "LE"
+        raise ValueError(
+            f"{name} is not UTF-8 text, but looks like UTF-16 or UTF-32: much of it is NUL; "
+            f"iconv -f UTF-16{order} -t UTF-8 makes it UTF-8"
+        )

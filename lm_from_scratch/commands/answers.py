@@ -106,7 +106,7 @@ def rewards(out: Path, options: TrainOptions, way: Grpo, group: Processes) -> Se
     for name in way.grpo:
         if name in tasks.TASKS:
             sides = task_questions(name, tokenizer, options)
-            ids = [token for token in sides[1][-1].ids if token != tokenizer.eos_token_id]
+            ids = sides[1][-1].ids[len(tokenizer.around[0]) :]
             ask = asking({"prompt": tokenizer.decode(ids)})
         else:
             if not Path(name).exists():

@@ -57,7 +57,7 @@ def answers(
         if not text.strip():
             yield None
             continue
-        ids = tokenizer.start(text)[: model.backbone.config.block_size]
+        ids = tokenizer.enclosed(text, model.backbone.config.block_size)
         if not ids:
             raise ValueError(f"the text {text!r} has no token")
         with evaluating(model):

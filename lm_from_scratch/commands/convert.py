@@ -42,7 +42,7 @@ def run(options: ConvertOptions) -> int:
     files = files_in(tokenizer_folder(folder))
     tokenizer = Tokenizer.load(files["tokenizer.json"]) if "tokenizer.json" in files else None
     save_pretrained(model, out, tokenizer, options.max_shard, checkpoint.published)
-    if tokenizer is None:  # older files perhaps, vocab.json and merges.txt, which are not read here
+    if tokenizer is None:  # older files perhaps, vocab.json and merges.txt
         write_bytes(read_bytes(files), out)
     sizes = [file.stat().st_size for file in out.glob("*.safetensors")]
     print(

@@ -150,7 +150,7 @@ class Speaker:
         """The text after the prompt, piece by piece, without the token that ends it."""
         tokens = (step[0] for step in self.steps(prompt, max_new_tokens, seed))
         words = (token for token in tokens if token is not None and token not in self.ends)
-        return until(self.tokenizer.stream(words), self.stop)
+        return until(self.tokenizer.stream(words, after=prompt), self.stop)
 
     def request(self, text: str, options: GenerateOptions) -> Request:
         """A text to go on from, for an engine."""
@@ -161,9 +161,11 @@ class Speaker:
             sampler=self.sampler, stop_tokens=self.ends, processors=self.rules, seed=options.seed,
         )  # fmt: skip
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of finished tokens, without those that end it."""
-        return self.tokenizer.decode([token for token in tokens if token not in self.ends])
+    def text(self, tokens: Sequence[int], prompt: Sequence[int]) -> str:
+        """The text of finished tokens after a prompt, without those that end it, up to the first of
+        the stop strings."""
+        words = [token for token in tokens if token not in self.ends]
+        return "".join(until([self.tokenizer.decode(words, after=prompt)], self.stop))
 
 
 def answer(speaker: Speaker, options: GenerateOptions) -> None:
@@ -179,7 +181,7 @@ def answer(speaker: Speaker, options: GenerateOptions) -> None:
             processors=speaker.rules,
         )[0]  # fmt: skip
         for number, hypothesis in enumerate(hypotheses, start=1):
-            text = speaker.text(hypothesis.tokens)
+            text = speaker.text(hypothesis.tokens, prompt)
             print(f"--- {number}, score {hypothesis.score:.3f}\n{options.prompt}{text}")
         return
     if options.num_return_sequences == 1:
@@ -191,8 +193,7 @@ def answer(speaker: Speaker, options: GenerateOptions) -> None:
         return
     steps = speaker.steps(prompt, max_new_tokens, options.seed, options.num_return_sequences)
     for number, row in enumerate(complete(progress(max_new_tokens, of=steps)), start=1):
-        text = "".join(until([speaker.text(row)], options.stop))
-        print(f"--- {number}\n{options.prompt}{text}")
+        print(f"--- {number}\n{options.prompt}{speaker.text(row, prompt)}")
 
 
 def answer_all(speaker: Speaker, texts: list[str], options: GenerateOptions) -> None:
@@ -204,8 +205,10 @@ def answer_all(speaker: Speaker, texts: list[str], options: GenerateOptions) -> 
     requests = [speaker.request(text, options) for text in texts]
     recurrent = has(speaker.model, RecurrentLayer)
     answers = (in_turn if recurrent else together)(speaker.model, requests, str(options.prompts))
-    for number, (text, tokens) in enumerate(zip(texts, answers, strict=True), start=1):
-        rest = "".join(until([speaker.text(tokens)], options.stop))
+    for number, (text, request, tokens) in enumerate(
+        zip(texts, requests, answers, strict=True), start=1
+    ):
+        rest = speaker.text(tokens, request.prompt)
         with tqdm.external_write_mode():
             print(f"--- {number}\n{text}{rest}", flush=True)
 

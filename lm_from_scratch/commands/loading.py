@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.checkpoint.folders import shipped
 from lm_from_scratch.checkpoint.state import checkpoints
-from lm_from_scratch.files import naming, open_text
+from lm_from_scratch.files import as_utf8, check_zeros, naming, open_text
 from lm_from_scratch.interop.peft import base_folder
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -61,25 +61,20 @@ def new_folder(out: str, source: str | Path | None = None) -> Path:
 def lines_of(file: str) -> Iterator[str]:
     """The lines of a file; of ``-``, what is typed or piped. Raises ``ValueError`` for bytes that
     are no text."""
-    try:
+    with as_utf8(file), naming(file), ExitStack() as stack:
         if file == "-":
             first = sys.stdin.readline().removeprefix("\ufeff")  # which some programs put first
-            yield from (line.rstrip("\n") for line in chain([first], sys.stdin) if line)
-            return
-        with naming(file), open_text(file) as lines:
-            yield from (line.rstrip("\n") for line in lines)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text: {error}") from error
+            lines: Iterator[str] = (line for line in chain([first], sys.stdin) if line)
+        else:
+            lines = stack.enter_context(open_text(file))
+        for line in lines:
+            check_zeros(line, file)
+            yield line.rstrip("\n")
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
     """The tokenizer of a model."""
-    place = tokenizer_folder(folder)
-    if not (place / "tokenizer.json").is_file():
-        raise ValueError(
-            f"{place} has no tokenizer.json: save_pretrained(model, folder, tokenizer) writes one"
-        )
-    return Tokenizer.load(place)
+    return Tokenizer.load(tokenizer_folder(folder))
 
 
 def tokenizer_folder(folder: Path) -> Path:
@@ -97,7 +92,7 @@ def check_together(tokenizer: Tokenizer, config: Config, folder: Path) -> None:
     added = tokenizer.backend.get_added_tokens_decoder()
     special = {token for token, name in added.items() if name.special}
     used = {*tokenizer.backend.get_vocab().values()} - special
-    used |= {*tokenizer.start(""), tokenizer.eos_token_id or 0}
+    used |= {*chain(*tokenizer.around), tokenizer.eos_token_id or 0}
     if max(used) >= config.vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} has {max(used) + 1} tokens, the model "

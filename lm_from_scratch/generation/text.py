@@ -22,15 +22,16 @@ def generate_text(
 ) -> Iterator[str]:
     """Yield the text that follows ``prompt``, piece by piece, until the model ends the document.
 
-    The prompt stands at the start of a new document, by the tokenizer's own rule. The text ends
-    before the first of the ``stop`` strings, wherever the borders of its tokens are.
+    The prompt stands at the start of a new document, by the tokenizer's own rule. Prompt and pieces
+    together are what the tokenizer decodes, with its spaces. The text ends before the first of the
+    ``stop`` strings, wherever the borders of its tokens are.
     """
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = tokenizer.start(prompt)
     steps = generate(model, [ids], max_new_tokens, sampler, ends, seed=seed, processors=processors)
     tokens = (step[0] for step in steps)
-    pieces = tokenizer.stream(token for token in tokens if token is not None and token not in ends)
-    return until(pieces, stop)
+    words = (token for token in tokens if token is not None and token not in ends)
+    return until(tokenizer.stream(words, after=ids), stop)
 
 
 def until(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:

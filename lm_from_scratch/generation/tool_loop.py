@@ -92,7 +92,7 @@ def generate_with_tool(
             new = [token]
             if token == result and asked is not None:
                 calls += 1
-                answer = _answer(tool, tokenizer.decode(asked), calls, max_calls)
+                answer = _answer(tool, tokenizer.decode(asked, after=[call]), calls, max_calls)
                 given = tokenizer.encode(answer + END)[:left]
                 choose.read(given)
                 yield from (Token(one, given=True) for one in given)

@@ -45,7 +45,8 @@ def answers(
         stops = [*ends, tokenizer.eos_token_id or 0]
         steps = generate(model, [prompts[i] for i in part], 40, GREEDY, stops)
         new = complete(steps)
-        texts_of |= {i: tokenizer.decode(ids).strip() for i, ids in zip(part, new, strict=True)}
+        for i, ids in zip(part, new, strict=True):
+            texts_of[i] = tokenizer.decode(ids, after=prompts[i]).strip()
     return [texts_of[i] for i in range(len(texts))]
 
 
@@ -81,7 +82,8 @@ def told(
     rows = complete(generate(model, prompts, room, sampler, [end], seed=seed))
     stories = []
     for i, ids in enumerate(rows):
-        text = names[i % len(names)] + tokenizer.decode([t for t in ids if t != end])
+        words = [token for token in ids if token != end]
+        text = names[i % len(names)] + tokenizer.decode(words, after=prompts[i])
         if end not in ids:
             text = text[: text.rindex(cut(text)[-1])]
         stories.append(text)

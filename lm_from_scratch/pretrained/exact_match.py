@@ -39,8 +39,9 @@ def answers(
     for i in range(0, len(prompts), batch_size):
         ids = [tokenizer.start(prompt) for prompt in prompts[i : i + batch_size]]
         steps = generate(model, ids, MAX_NEW_TOKENS, sampler, ends, seed=seed + i)
-        for row in complete(steps):
-            texts.append(tokenizer.decode([token for token in row if token not in ends]))
+        for start, row in zip(ids, complete(steps), strict=True):
+            words = [token for token in row if token not in ends]
+            texts.append(tokenizer.decode(words, after=start))
     return texts
 
 

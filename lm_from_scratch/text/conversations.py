@@ -22,6 +22,7 @@ import torch
 
 from lm_from_scratch.text.batch import Batch, padded_batch
 from lm_from_scratch.text.chat import render
+from lm_from_scratch.text.streaming import common
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -41,10 +42,38 @@ class Answered:
             raise ValueError("no token is to be written: the answer is empty, or follows nothing")
 
 
+#: Texts before a completion that it does not merge with, so that its own first token has no space.
+NEIGHBOURS = ("", "\n", "=", "a", "1")
+
+
+def continued(tokenizer: Tokenizer, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+    """The tokens that a model starts from after ``prompt``, and those of the ``completion``.
+
+    They become tokens together, because a text alone is another one to many tokenizers: ``cat`` at
+    the start of a text is ``▁cat``, with a space that ``the=cat`` does not have. The completion is
+    what follows the tokens of the prompt.
+
+    Where a token reaches over the border (``the `` and ``cat`` are ``the`` and ``▁cat``), the
+    prompt keeps the tokens that generation starts from, and the completion gets tokens that go on
+    from them to the same text. If there are none, the completion begins where the tokens of both
+    part, as in the library ``trl``.
+    """
+    question, together = tokenizer.start(prompt), tokenizer.start(prompt + completion)
+    if together[: len(question)] == question:
+        return question, together[len(question) :]
+    text = tokenizer.decode(together)
+    for neighbour in NEIGHBOURS:
+        before, ids = tokenizer.encode_batch([neighbour, neighbour + completion])
+        answer = ids[len(before) :]
+        if ids[: len(before)] == before and tokenizer.decode([*question, *answer]) == text:
+            return question, answer
+    border = common(question, together)
+    return together[:border], together[border:]
+
+
 def answered(tokenizer: Tokenizer, prompt: str, completion: str) -> Answered:
     """A plain text and what should follow it, up to and with the end token."""
-    question = tokenizer.start(prompt)
-    answer = tokenizer.encode(completion)
+    question, answer = continued(tokenizer, prompt, completion)
     if (end := tokenizer.eos_token_id) is not None:
         answer = [*answer, end]
     return Answered([*question, *answer], [False] * len(question) + [True] * len(answer))

@@ -87,8 +87,8 @@ class LabelledBatches:
     """Batch number ``i`` of an endless run over labelled texts: a function of the seed and ``i``.
 
     Each epoch draws the texts in a new random order. A text is what the tokenizer's rule makes of
-    it, cut to its first ``block_size`` tokens. The ``targets`` (B,) of a batch are the numbers of
-    its labels in ``labels``.
+    it, with what the rule puts in front and behind, in at most ``block_size`` tokens. The
+    ``targets`` (B,) of a batch are the numbers of its labels in ``labels``.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class LabelledBatches:
             raise ValueError(f"the label {unknown[0]!r} is not one of {list(labels)}")
         self.batch_size, self.block_size, self.seed = batch_size, block_size, seed
         self.labels = list(labels)
-        self.ids = [tokenizer.start(row.text)[:block_size] for row in rows]
+        self.ids = [tokenizer.enclosed(row.text, block_size) for row in rows]
         self.targets = torch.tensor([self.labels.index(row.label) for row in rows])
         self.order = Shuffled(len(rows), batch_size, seed)
         self.batches_per_epoch = self.order.batches_per_epoch

@@ -23,10 +23,9 @@ from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from tokenizers.decoders import DecodeStream
 
 from lm_from_scratch.limits import shown
-from lm_from_scratch.text import tokenizer_files
+from lm_from_scratch.text import streaming, tokenizer_files
 from lm_from_scratch.text.tokenizer_files import NO_FILES, TokenizerFiles, check_texts, one_line
 
 END_OF_TEXT = "<|endoftext|>"  # stands between documents; a model that produces it has finished
@@ -184,21 +183,32 @@ class Tokenizer:
         """
         return self.encode_batch([text], special)[0]
 
-    def encode_batch(
-        self, texts: Sequence[str], special: bool = False, around: bool = False
-    ) -> list[list[int]]:
-        """The token ids of several texts, with ``around`` as :meth:`start` gives them. Raises
-        ``ValueError`` for what is no Unicode text."""
+    def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+        """The token ids of several texts. Raises ``ValueError`` for what is no Unicode text."""
         check_texts(texts)
         backend = self._reading_names if special else self.backend
         with one_line("the text cannot be encoded"):
-            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=around)
+            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer's own rule puts in front of a text, and those behind it. Those
+        that are made here put the end token in front, others nothing."""
+        return tokenizer_files.around(self.backend)
 
     def start(self, prompt: str, special: bool = False) -> list[int]:
         """The token ids that a model starts from: those of ``prompt``, and what the tokenizer's own
-        rule puts in front. Those that are made here put the end token there, others nothing."""
-        return self.encode_batch([prompt], special, around=True)[0]
+        rule puts in front. What it puts behind a text would end this one."""
+        return [*self.around[0], *self.encode(prompt, special)]
+
+    def enclosed(self, text: str, limit: int) -> list[int]:
+        """The token ids of a text that is whole, as a classifier reads it: with what the
+        tokenizer's own rule puts in front and behind, at most ``limit`` together. A longer text
+        loses its end."""
+        front, behind = self.around
+        room = max(limit - len(front) - len(behind), 0)
+        return [*front, *self.encode(text)[:room], *behind][:limit]
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
@@ -218,8 +228,13 @@ class Tokenizer:
             encoding = self._reading_names.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of the token ids, special tokens included. An id without a token has none."""
+    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """The text of the token ids, special tokens included. An id without a token has none.
+
+        With the ids that they come ``after``: what they add to the text of those.
+        """
+        if after:
+            return streaming.gained(self.decode(after), self.decode([*after, *ids]))
         for token in ids:
             if not 0 <= token < 2**32:
                 raise ValueError(f"token id {token} is not in 0 ... {2**32 - 1}")
@@ -229,18 +244,10 @@ class Tokenizer:
         """The text of each token alone; bytes that are no whole character show as U+FFFD."""
         return [self.decode([token]) for token in ids]
 
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Text as the ids arrive, never half a character: its bytes wait until it is whole.
+    def stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        """What :meth:`decode` says of the ids ``after`` others, as they arrive, never half a
+        character: its bytes wait until it is whole.
 
         What is still waiting at the end comes as it is, with U+FFFD for bytes that are no text.
         """
-        state, arrived, length = DecodeStream(skip_special_tokens=False), [], 0
-        for token in ids:
-            self.decode([token])  # an id that cannot be is refused here
-            arrived.append(token)
-            text = state.step(self.backend, token)
-            if text:
-                length += len(text)
-                yield text
-        if rest := self.decode(arrived)[length:]:
-            yield rest
+        return streaming.stream(self.decode, self.backend.id_to_token, ids, after)

@@ -15,12 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, models, processors
 
 from lm_from_scratch.files import whole_file
+from lm_from_scratch.text import tokenizer_classes
+from lm_from_scratch.text.tokenizer_classes import class_of, follow_class
 
 #: A folder of further templates, ``NAME.jinja``; they are not used here, but not lost either.
 TEMPLATES = "additional_chat_templates"
@@ -108,23 +111,56 @@ def check_texts(texts: Any) -> None:
 def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
     """The tokenizer of a folder, or of one file. Raises ``ValueError`` if it cannot be read."""
     path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        older = path.with_name("vocab.json").is_file()  # of a slow tokenizer
-        how = ": AutoTokenizer.from_pretrained(folder).save_pretrained(folder) makes one"
-        raise ValueError(
-            f"no tokenizer at {path}: a tokenizer.json file is needed{how if older else ''}"
-        )
     alone = path.name != "tokenizer.json"
     files = {"tokenizer.json": path} if alone else files_in(path.parent)
+    from_merges = not alone and not path.is_file() and {"vocab.json", "merges.txt"} <= files.keys()
+    if not path.is_file() and not from_merges:
+        raise ValueError(f"no tokenizer at {path}: a tokenizer.json file is needed{advice(path)}")
     contents = read_bytes(files)
     for name in contents:
         with one_line(f"{files[name]} is not UTF-8 text"):
             contents[name].decode()
     with one_line(path.parent):  # every message names the file itself
         settings = _settings(contents)
+    if from_merges:
+        name = class_of(settings) or FAMILIES.get(_model_type(path.parent), "GPT2Tokenizer")
+        settings["tokenizer_class"] = name
+        with one_line(f"no tokenizer.json in {path.parent}, and its merges.txt cannot be read"):
+            made = tokenizer_classes.from_merges(path.parent, name)
+        contents["tokenizer.json"] = made.to_str(pretty=True).encode()
     stored = TokenizerFiles(contents, settings)
     with one_line(f"{path} is not a tokenizer.json that can be read"):
         return _backend(stored), stored
+
+
+def advice(path: Path) -> str:
+    """What makes a ``tokenizer.json`` where there is none at ``path``, of the files beside it."""
+    folder = path.parent
+    if (folder / "tekken.json").is_file():
+        code = (
+            "from transformers.integrations.mistral import convert_tekken_tokenizer as read; "
+            f"read({str(folder / 'tekken.json')!r}).save_pretrained({str(folder)!r})"
+        )
+        return f": pip install transformers mistral-common; python -c {quote(code)} makes one"
+    names = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
+    if any((folder / name).is_file() for name in names):
+        code = (
+            "from transformers import AutoTokenizer as read; "
+            f"read.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        )
+        return f": pip install transformers sentencepiece; python -c {quote(code)} makes one"
+    return ": save_pretrained(model, folder, tokenizer) writes one"
+
+
+#: Which tokenizer a model has whose folder does not name it.
+FAMILIES = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer"}
+
+
+def _model_type(folder: Path) -> str:
+    """What ``config.json`` of the folder calls the model; nothing without it."""
+    file = folder / "config.json"
+    contents = read_bytes({"config.json": file}) if file.is_file() else {"config.json": b"{}"}
+    return str(_object(contents, "config.json").get("model_type"))
 
 
 def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None, to: Path) -> None:
@@ -244,11 +280,13 @@ def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
     text, settings = files.contents["tokenizer.json"].decode(), files.settings
     written = json.loads(text)
     model = written["model"]
-    if prefix := model.get("continuing_subword_prefix"):  # the library dies of one that is wrong
+    prefix = model.get("continuing_subword_prefix")  # the library dies of one that is wrong
+    if prefix and "merges" in model:  # WordPiece has none
         pairs = (pair.split() if isinstance(pair, str) else pair for pair in model["merges"])
         if not all(len(pair) == 2 and pair[1].startswith(prefix) for pair in pairs):
             raise ValueError(f"its merges do not have continuing_subword_prefix={prefix!r}")
     backend = tokenizers.Tokenizer.from_str(text)
+    follow_class(backend, settings)
     backend.no_truncation()
     backend.no_padding()
     if dropout := getattr(backend.model, "dropout", None):
@@ -269,8 +307,19 @@ def _backend(files: TokenizerFiles) -> tokenizers.Tokenizer:
     for token, i in added.items():
         if (number := backend.token_to_id(token)) != i:
             raise ValueError(f"token {token!r} is to have the id {i}, and has {number}")
-    backend.encode("a")  # a rule that names a missing token fails here, not at the first prompt
+    around(backend)  # a rule that names a missing token fails here, not at the first prompt
     return backend
+
+
+def around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that the tokenizer's rule puts in front of a text, and behind it: those around the
+    one token of a text of one word."""
+    one_word = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    if (rule := backend.post_processor) is not None:
+        one_word.post_processor = rule
+    encoding = one_word.encode("a")
+    place = [*encoding.special_tokens_mask, 0].index(0)
+    return encoding.ids[:place], encoding.ids[place + 1 :]
 
 
 def put_in_front(backend: tokenizers.Tokenizer, token: str) -> None:

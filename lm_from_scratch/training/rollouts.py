@@ -191,12 +191,13 @@ class Rollouts:
 
     def judged(self, asked: Sequence[Question], answers: Sequence[Sequence[int]]) -> Tensor:
         """The reward (N,) of each answer, of as many to each question."""
-        times = len(answers) // len(asked)
-        texts = [
-            self.tokenizer.decode([token for token in answer if token not in self.stop_tokens])
-            for answer in answers
-        ]
-        return torch.tensor([float(asked[n // times].reward(text)) for n, text in enumerate(texts)])
+        times, rewards = len(answers) // len(asked), []
+        for n, answer in enumerate(answers):
+            question = asked[n // times]
+            words = [token for token in answer if token not in self.stop_tokens]
+            text = self.tokenizer.decode(words, after=question.ids)
+            rewards.append(float(question.reward(text)))
+        return torch.tensor(rewards)
 
 
 def log_probs_by(model: CausalLM, batch: Batch, dtype: str) -> Tensor:

@@ -355,7 +355,7 @@ def test_only_a_checkpoint_has_the_tokenizer_of_the_folder_around_it(tmp_path, c
         assert (out / "tokenizer.json").is_file() == found
         words = ["generate", "--model", str(folder), "--max-new-tokens", "2"]
         assert main(words) == (0 if found else 2)
-    assert "sub has no tokenizer.json" in capsys.readouterr().err
+    assert "sub/tokenizer.json: a tokenizer.json file is needed" in capsys.readouterr().err
 
 
 def test_a_size_may_have_any_number_of_digits() -> None:

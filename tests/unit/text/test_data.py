@@ -179,6 +179,10 @@ def test_bad_corpora_are_refused(tmp_path) -> None:
     (tmp_path / "x.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not UTF-8"):
         load_corpus(str(tmp_path / "x.txt"))
+    for order in ("utf-16-le", "utf-16-be", "utf-32-le"):  # without the mark of their order
+        (tmp_path / "x.txt").write_bytes("The cat sat.\n".encode(order))
+        with pytest.raises(ValueError, match=r"x\.txt is not UTF-8 text, but looks like UTF-16"):
+            load_corpus(str(tmp_path / "x.txt"))
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(ValueError, match="holds no text"):
         load_corpus(str(tmp_path / "empty.txt"))

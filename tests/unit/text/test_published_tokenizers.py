@@ -523,10 +523,10 @@ def test_an_unreadable_file_and_a_link_to_nothing(tmp_path, monkeypatch) -> None
         with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read: Permission denied"):
             Tokenizer.load(folder)
     (folder / "tokenizer.json").rename(folder / "vocab.json")
-    with pytest.raises(ValueError, match=r"no tokenizer at .*save_pretrained\(folder\) makes one"):
+    with pytest.raises(ValueError, match=r"no tokenizer at .*AutoTokenizer.*makes one"):
         Tokenizer.load(folder)
     shutil.rmtree(folder)
-    with pytest.raises(ValueError, match=r"no tokenizer at .*is needed$"):
+    with pytest.raises(ValueError, match=r"no tokenizer at .*save_pretrained\(model, folder, tok"):
         Tokenizer.load(folder)
 
 
