@@ -187,7 +187,8 @@ def model_of(
         model, published = build(config), NOTHING
     else:
         source = source_of(options.model)
-        checkpoint = model_from(source, options.steps, tokenizer, bool(names))
+        lora = bool(options.lora)
+        checkpoint = model_from(source, options.steps, tokenizer, bool(names), lora)
         model, published = checkpoint.model, checkpoint.published
     if isinstance(model, Qwen2ForCausalLM):
         residual_dropout_(model, options.steps.dropout or 0.0)
@@ -216,7 +217,7 @@ def model_of(
 
 
 def model_from(
-    source: Path, steps: StepOptions, tokenizer: Tokenizer, classify: bool
+    source: Path, steps: StepOptions, tokenizer: Tokenizer, classify: bool, lora: bool
 ) -> Checkpoint[Any]:
     """The model in a folder, in float32, with the dropout that is asked for."""
     checkpoint = load_with_adapter(source)
@@ -232,8 +233,10 @@ def model_from(
     problem = checkpoint.published.config.get("problem_type")
     if classify and problem not in (None, "single_label_classification"):
         raise ValueError(f"{source} is for {problem}; --classify gives every text one label")
-    if quantized_weights(model):
-        raise ValueError(f"{source} has quantised weights, which cannot be trained")
+    if quantized_weights(model) and not lora:
+        raise ValueError(
+            f"{source} has quantised weights, which cannot be trained; beside them --lora can"
+        )
     check_together(tokenizer, config, source)
     if steps.block_size > config.block_size:
         raise ValueError(
@@ -248,6 +251,11 @@ def model_from(
             new = SequenceClassifier(new.backbone, model.score.out_features)
         new.load_state_dict(model.state_dict())
         model = new
+    if quantized_weights(model) and model.head.weight.dtype != torch.float32:
+        raise ValueError(
+            f"{source} computes in {model.head.weight.dtype}, where adapters learn too coarsely: "
+            "quantize --dtype float32 writes one that does not"
+        )
     return Checkpoint(model.float(), checkpoint.published)
 
 

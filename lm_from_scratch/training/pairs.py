@@ -154,7 +154,8 @@ def weights_key(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        plain = tensor if type(tensor) is Tensor else tensor.dequantize()  # what codes stand for
+        digest.update(plain.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

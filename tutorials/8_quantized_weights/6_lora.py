@@ -275,8 +275,9 @@ assert before_merge < 1.5 and held_out(model) - before_merge < 0.2
 # weight is a plain one. Rounding it to 4 bits again costs little here, because this training was a large change. A
 # change much smaller than the step between two levels would be lost: then keep the adapters apart. They are small files,
 # one for each task (`A fine-tuning that was killed <6c_interrupted_in_depth.ipynb>`_ writes and reads them). On the
-# command line ``train --lora 8`` trains them, ``generate --model`` opens their folder or any that the ``peft`` library
-# wrote, and ``convert --merge`` adds them to the weights.
+# command line ``train --lora 8`` trains them, also beside weights that ``quantize --dtype float32`` wrote.
+# ``generate --model`` opens their folder or any that the ``peft`` library wrote, and ``convert --merge`` adds them to
+# the weights.
 #
 # Exercises
 # ---------

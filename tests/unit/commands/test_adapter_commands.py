@@ -127,6 +127,32 @@ def test_a_run_of_adapters_goes_on_as_if_it_had_not_stopped(source, tmp_path, ca
     assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("bits", ["8", "4"])
+@pytest.mark.parametrize("way", ["sft", "dpo", "grpo"])
+def test_adapters_are_trained_beside_quantised_weights(
+    source, tmp_path, capsys, monkeypatch, way, bits
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    codes = ["quantize", str(source), "--out", "codes", "--bits", bits]
+    codes += ["--group-size", "8"] if bits == "4" else []
+    assert main([*codes, "--dtype", "float32"]) == 0
+    more = ["--kl", 0.1] if way == "grpo" else []
+    outcomes = []
+    for _ in range(2):  # the second run goes on after a step
+        assert (
+            train(way, Path("codes"), tmp_path, "--lr", 1e-2, "--checkpoint-every", 1, *more) == 0
+        )
+        outcomes.append(logits(Path("run/model")))
+        shutil.rmtree("run/step-00000003")
+    assert torch.equal(*outcomes)
+    assert (outcomes[0] - from_pretrained("codes")(IDX)).abs().max() > 1e-3
+    shutil.rmtree("codes")
+    assert main(codes) == 0
+    assert train(way, Path("codes"), tmp_path, "--out", "other", *more) == 2
+    error = capsys.readouterr().err
+    assert "codes computes in torch.bfloat16" in error and "quantize --dtype float32" in error
+
+
 @pytest.mark.parametrize("base", ["absolute", "from here", "from there", "beside", "hub/beside"])
 def test_the_base_is_found_where_the_adapter_names_it(adapted, tmp_path, monkeypatch, base) -> None:
     shutil.copytree(adapted, tmp_path / "copy")
