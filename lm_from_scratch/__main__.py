@@ -23,6 +23,7 @@ from typing import Any
 
 from lm_from_scratch.commands.options import COMMANDS as MODELS
 from lm_from_scratch.exercises.options import COMMANDS as EXERCISES
+from lm_from_scratch.limits import printable
 from lm_from_scratch.program import MODULE, PROGRAM
 
 #: How writing fails: no room, a file that may not grow, a device or a terminal that is gone.
@@ -115,8 +116,9 @@ def reason(error: Exception) -> str:
     """What went wrong, in one line; with files, which and why."""
     if isinstance(error, OSError) and error.strerror:
         where = "the output" if output_failed(error) else error.filename
-        return error.strerror if where is None else f"{os.fsdecode(where)}: {error.strerror}"
-    return " ".join(str(error).splitlines())
+        where = None if where is None else printable(os.fsdecode(where))
+        return error.strerror if where is None else f"{where}: {error.strerror}"
+    return printable(" ".join(str(error).splitlines()))
 
 
 def throw_away_output() -> None:

@@ -94,9 +94,9 @@ _short.maxstring = _short.maxlong = _short.maxother = 80
 shown = _short.repr
 
 
-def plain(text: str) -> str:
-    """A word from a file for one short line: what would move the cursor is written as an escape."""
-    return shown(text)[1:-1]
+def printable(text: str) -> str:
+    """A text from a file on one line: what would move the cursor is written as an escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def sequence(name: str, given: Any) -> list[Any]:

@@ -8,6 +8,7 @@ their configs say by default, and what only their code says.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -260,6 +261,11 @@ def _capped(config: Config) -> Said | None:
     return (", ".join(f"{c:g}" for c in caps.values()), tuple(caps)) if caps else None
 
 
+def _hyper(config: Config) -> Said | None:
+    streams = number(config, "hc_mult", "hc_count")
+    return (f"{streams[0]} residual streams", (streams[1],)) if streams else None
+
+
 def _switch(text: str, *keys: str) -> Callable[[Config], Said | None]:
     """An idea that is used where one of the keys is true."""
 
@@ -312,7 +318,7 @@ IDEAS: dict[str, Idea] = {
     "recurrent": Idea("Another recurrent layer", "9_since_qwen2/6_delta_rule"),
     "sparse": Idea("Learned sparse attention", "9_since_qwen2/7_sparse_attention", _sparse),
     "several": Idea("Multi-token prediction", "9_since_qwen2/8_multi_token_prediction", _several),
-    "hyper": Idea("Hyper-connections", ""),
+    "hyper": Idea("Hyper-connections", "9_since_qwen2/9_any_config", _hyper),
 }  # fmt: skip
 
 #: Switches that turn off what the code of a family does by default.
@@ -382,8 +388,9 @@ def counts(names: Iterable[str] | None = None) -> dict[str, int]:
 
 
 def cached_numbers(config: Config, tokens: int) -> int:
-    """How many numbers a cache keeps of so many tokens: keys and values, latents, or nothing where
-    a layer has a state instead. Raises ``ValueError`` for a config that does not say it."""
+    """How many numbers a cache keeps of so many tokens: keys and values, latents, vectors that
+    stand for several tokens, or nothing where a layer has a state instead. Raises ``ValueError``
+    for a config that does not say it."""
     config, _ = complete(config)
     layers, queries = (number(config, f"num_{of}") for of in ("hidden_layers", "attention_heads"))
     heads = number(config, "num_key_value_heads") or queries
@@ -395,13 +402,23 @@ def cached_numbers(config: Config, tokens: int) -> int:
     each = 2 * heads[0] * features
     if rank := number(config, "kv_lora_rank"):
         each = rank[0] + (number(config, "qk_rope_head_dim") or (0, ""))[0]
-    window = number(config, "sliding_window")
-    kinds = layer_kinds(config)
-    if not kinds:
-        kinds = ["sliding_attention" if _window(config) else "full_attention"] * layers[0]
-    lengths = {kind: min(tokens, window[0]) for kind in LOCAL} if window else {}
-    lengths |= dict.fromkeys(RECURRENT, 0)
-    return sum(each * lengths.get(kind, tokens) for kind in kinds)
+    size = number(config, "sliding_window")
+    window = min(tokens, size[0]) if size else tokens
+    alike = "sliding_attention" if _window(config) else "full_attention"
+    kinds = Counter(layer_kinds(config)) or Counter({alike: layers[0]})
+    if isinstance(rates := config.get("compress_rates"), Mapping):
+        # one vector is key and value, for a token of the window or for several of all; the indexer
+        # of sparse layers has a key of its own for each of the latter
+        index = (number(config, "index_head_dim") or (0, ""))[0]
+        wide = {"compressed_sparse_attention": features + index}
+        total = 0
+        for kind, count in kinds.items():
+            rate = number(rates, kind)
+            summaries = tokens // rate[0] if rate else 0
+            total += count * (window * features + summaries * wide.get(kind, features))
+        return total
+    lengths = dict.fromkeys(LOCAL, window) | dict.fromkeys(RECURRENT, 0)
+    return sum(count * each * lengths.get(kind, tokens) for kind, count in kinds.items())
 
 
 def states(config: Config) -> int:
@@ -409,9 +426,9 @@ def states(config: Config) -> int:
     values for each head, and the last inputs of a short convolution."""
     config, _ = complete(config)
     some = sum(kind in RECURRENT for kind in layer_kinds(config))
-    if not some or "linear_num_value_heads" not in config:
+    names = "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads", "conv_kernel_dim"
+    sizes = [size[0] for name in names if (size := number(config, f"linear_{name}"))]
+    if len(sizes) < len(names):
         return 0
-    wide, high = config["linear_key_head_dim"], config["linear_value_head_dim"]
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    recent = (2 * keys * wide + values * high) * config["linear_conv_kernel_dim"]
-    return some * (values * wide * high + recent)
+    wide, high, keys, values, kernel = sizes
+    return some * (values * wide * high + (2 * keys * wide + values * high) * kernel)

@@ -86,14 +86,16 @@ class Qwen2Config:
 
     def __post_init__(self) -> None:
         check(self)
-        if getattr(self, "head_dim") is None:  # noqa: B009
+        is_shared_out = getattr(self, "head_dim") is None  # noqa: B009
+        if is_shared_out:
             needed = multiple_of("n_head", "; give head_dim if that is meant")
             needed.check("n_embd", vars(self))
         for name, value in (("n_kv_head", self.n_head), ("head_dim", self.n_embd // self.n_head)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotation works on pairs")
+            shares = f" = n_embd={self.n_embd} / n_head={self.n_head}" if is_shared_out else ""
+            raise ValueError(f"head_dim={self.head_dim}{shares} is odd: rotation works on pairs")
         self._check_layers()
 
     def _check_layers(self) -> None:

@@ -4,7 +4,8 @@
 
 writes what it found into `families.json` of the package, which is committed: the site, the lesson
 and `describe` read that file. A family is every class for text in the mapping of causal language
-models that has RMSNorm or rotates. What its config says is read from the config
+models, and every part for text of a model for pictures or sound too, that has RMSNorm or rotates.
+What its config says is read from the config
 (lm_from_scratch/checkpoint/ideas.py). The rest is observed on its model on the meta device: from
 names and shapes of modules and parameters, and from one pass, in which calls of the rotation and of
 the router are counted.
@@ -39,38 +40,47 @@ FEED_FORWARD = re.compile(r"layers\.\d+\.(mlp|feed_forward|block_sparse_moe|moe)
 # ---------------------------------------------------------------------- the installed package
 
 
+def classes() -> dict[str, str]:
+    """The class of each `model_type`: with a head, or the part for text of a larger model."""
+    from transformers.models.auto import modeling_auto as auto
+
+    heads = {n: k for n, k in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if "ForCausalLM" in k}
+    texts = {n: k for n, k in auto.MODEL_MAPPING_NAMES.items() if n.endswith("_text")}
+    return {name: kind for name, kind in texts.items() if "TextModel" in kind} | heads
+
+
 def candidates() -> dict[str, Any]:
-    """The default config of every causal language model for text, by its `model_type`."""
+    """The default config of every language model, by its `model_type`."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     found = {}
-    for name, kind in NAMES.items():
+    for name in classes():
         with suppress(Exception):  # one that needs other configs beside its own
             config = transformers.AutoConfig.for_model(name)
             said = config.to_dict()
             parts = [value for key, value in said.items() if key.endswith("_config")]
             alone = not any(isinstance(part, dict) and "model_type" in part for part in parts)
-            if kind.endswith("ForCausalLM") and alone and not config.is_encoder_decoder:
+            if alone and not config.is_encoder_decoder:
                 found[name] = config
     return found
 
 
 def built(name: str, config: Any) -> tuple[Any, bool]:
-    """The model of a family on the meta device, and whether its defaults were complete."""
+    """The model of a family on the meta device, and whether its defaults were complete. Where they
+    are not, so many numbers are filled in as it needs, and no more: some switch an idea on."""
     import torch
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    kind = getattr(transformers, NAMES[name])
+    kind = getattr(transformers, classes()[name])
     with torch.device("meta"):
-        try:
+        with suppress(Exception):
             return kind(config), True
-        except Exception:
-            for key, value in FILLED.items():
-                if getattr(config, key, 0) is None:
-                    setattr(config, key, value)
-            return kind(config), False
+        for key, value in FILLED.items():
+            if getattr(config, key, 0) is None:
+                setattr(config, key, value)
+                with suppress(Exception):
+                    return kind(config), False
+        return kind(config), False
 
 
 def scan(names: Collection[str] = ()) -> dict[str, Any]:
@@ -83,13 +93,13 @@ def scan(names: Collection[str] = ()) -> dict[str, Any]:
     for name, config in candidates().items():
         if names and name not in names:
             continue
+        said = config.to_dict()
         try:
             with warnings.catch_warnings(action="ignore"):
                 model, complete = built(name, config)
         except Exception:
             left_out.append(name)
             continue
-        said = config.to_dict()
         norms = any("RMSNorm" in type(module).__name__ for module in model.modules())
         if not norms and "rope_parameters" not in said:
             continue
@@ -99,9 +109,11 @@ def scan(names: Collection[str] = ()) -> dict[str, Any]:
         )
         with warnings.catch_warnings(action="ignore"):
             code = dict(observed(model))
+        if not any(said.get(key) for key in ideas.EXPERTS) and "experts" in code:
+            code["experts"] = "as many as the config says"
         found[name] = {
             "config": {k: v for k, v in said.items() if telling(k, v)},
-            "parameters": total if complete else None,
+            "parameters": total if complete and "ForCausalLM" in classes()[name] else None,
             "code": code,
         }
     return {"transformers": transformers.__version__, "left_out": left_out, "families": found}
@@ -145,7 +157,8 @@ def observed(model: Any) -> Iterator[tuple[str, str]]:
     if has(r"kv_b_proj$") and has(r"kv_a_proj_with_mqa$"):
         yield "latent", "keys and values from a latent"
     if has(r"attn\.\w*sinks?\w*$"):
-        yield "sinks", "a learned number for each head"
+        computed = has(r"attn\.\w*sinks?_proj$")
+        yield "sinks", f"a {'number of the token' if computed else 'learned number'} for each head"
     if is_gated(model):
         yield "gate", "the output of each head is scaled"
     yield from positions(model, has)
@@ -160,7 +173,7 @@ def observed(model: Any) -> Iterator[tuple[str, str]]:
     ignored = " ".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     if re.search(r"mtp|nextn", ignored):
         yield "several", "weights in the files, not in the class"
-    if has(r"attn_hc\."):
+    if has(r"(attn_hc|hyper_connection)\."):
         yield "hyper", "several residual streams"
 
 

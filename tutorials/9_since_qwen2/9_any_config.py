@@ -254,6 +254,10 @@ assert number["experts"] > len(families()) / 3
 # Families are not models in use: an old one counts as much as this year's. But experts and QK-norm are clearly what a
 # reader of today's models meets first. On the site, *Which model uses what*, below "Look up", lists every family.
 #
+# One idea has no lesson of its own. With *hyper-connections*, a model keeps several copies of the residual stream, four
+# as a rule: each sub-layer reads a learned mixture of them, and says how much of its result each gets. (Zhu et al.,
+# *Hyper-Connections*, 2024, arXiv:2409.19606; DeepSeek-V4 and Qwen4-Exp have them.)
+#
 # For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list. It reads the config alone, so
 # the model may be one that this package cannot load.
 #

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,14 @@ from lm_from_scratch.__main__ import main
 from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_to_dict
-from lm_from_scratch.checkpoint.ideas import cached_numbers, complete, counts, describe, states
+from lm_from_scratch.checkpoint.ideas import (
+    cached_numbers,
+    complete,
+    counts,
+    describe,
+    families,
+    states,
+)
 from lm_from_scratch.models import qwen2, qwen3, qwen3_moe
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
@@ -75,6 +84,8 @@ def said(**config: Any) -> dict[str, str]:
         ({"mamba_d_state": 16}, "state_space", "a state of 16 for each feature"),
         ({"index_topk": 2048}, "sparse", "2048 keys for each query"),
         ({"num_nextn_predict_layers": 1}, "several", "1 more token for training"),
+        ({"hc_mult": 4}, "hyper", "4 residual streams"),
+        ({"hc_count": 2}, "hyper", "2 residual streams"),
     ],
 )  # fmt: skip
 def test_an_idea_is_read_from_its_keys(config: dict[str, Any], name: str, text: str) -> None:
@@ -145,6 +156,38 @@ def test_bytes_of_caches_follow_from_a_config() -> None:
     for config in ({"model_type": "new"}, wide):
         with pytest.raises(ValueError, match="must have num_hidden_layers, num_attention_heads"):
             cached_numbers(config, 1)
+
+
+def test_vectors_that_stand_for_several_tokens_are_counted_as_what_they_are() -> None:
+    """DeepSeek-V4: 20 layers keep a vector of 512 and an indexer's key of 128 for every 4 tokens,
+    23 a vector for every 128, and all 43 a window of 128 vectors."""
+    T = 2**20
+    want = 20 * T // 4 * 640 + 23 * T // 128 * 512 + 43 * 128 * 512
+    assert cached_numbers({"model_type": "deepseek_v4"}, T) == want
+
+
+#: What a file may hold instead of what is expected.
+ODD = [None, True, -1, 10**9, 10**30, float("nan"), "\x1b[31m\n", ["\x1b[31m"], {"a": None}, [[]]]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v4", "gemma3_text"])
+def test_whatever_a_key_holds_a_config_is_described_at_once(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, file = time.monotonic(), tmp_path / "config.json"
+    for key in families()[name].config:
+        for odd in ODD:
+            config = {**families()[name].config, key: odd}
+            for count in (lambda c: cached_numbers(c, 10**6), states):
+                with contextlib.suppress(ValueError):
+                    count(config)
+            describe(config)
+            if isinstance(odd, str | list):
+                file.write_text(json.dumps(config))
+                assert main(["describe", str(file)]) == 0
+                out, err = capsys.readouterr()
+                assert all(line.isprintable() for line in out.splitlines()) and not err
+    assert time.monotonic() - start < 60
 
 
 #: Of a token in bfloat16, at the published size.
