@@ -11,7 +11,8 @@ A corpus of its own are stories of a small world in which it is known where ever
 ``story_grammar`` (its sentences in two languages), ``worlds`` (what follows and checks a story),
 ``plots`` (what makes them up).
 
-Not to be read, but relied on: ``tokenizer_files`` opens what others have published, ``chat`` runs
-their chat templates, ``chatml`` is the one of the models that are made here, and ``rows`` cuts a
-file into lines, and into training and held out.
+Not to be read, but relied on: ``streaming`` says what new tokens add to a text, ``tokenizer_files``
+opens what others have published, by the rules of ``tokenizer_classes``, ``chat`` runs their chat
+templates, ``chatml`` is the one of the models that are made here, and ``rows`` cuts a file into
+lines, and into training and held out.
 """

@@ -56,11 +56,16 @@ def _as_llama(backend: tokenizers.Tokenizer, prefix: bool, legacy: bool) -> None
     backend.decoder = decoders.Sequence(parts)
 
 
+def unknown(settings: Mapping[str, Any]) -> str | None:
+    """What of the settings keeps :func:`from_merges` from making the tokenizer; None if nothing."""
+    if (name := class_of(settings)) not in ("GPT2Tokenizer", "Qwen2Tokenizer"):
+        return name
+    return next((key for key in ("add_bos_token", "add_eos_token") if settings.get(key)), None)
+
+
 def from_merges(folder: Path, name: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a folder with ``vocab.json`` and ``merges.txt``, of the class ``name``.
-    Raises ``ValueError`` for a class whose rules are not known here."""
-    if name not in ("GPT2Tokenizer", "Qwen2Tokenizer"):
-        raise ValueError(f"vocab.json and merges.txt of a {name}: its rules are not known here")
+    """The tokenizer of a folder with ``vocab.json`` and ``merges.txt``, of the class ``name``:
+    ``GPT2Tokenizer`` or ``Qwen2Tokenizer``."""
     model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -123,9 +123,13 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
     with one_line(path.parent):  # every message names the file itself
         settings = _settings(contents)
     if from_merges:
-        name = class_of(settings) or FAMILIES.get(_model_type(path.parent), "GPT2Tokenizer")
-        settings["tokenizer_class"] = name
-        with one_line(f"no tokenizer.json in {path.parent}, and its merges.txt cannot be read"):
+        family = FAMILIES.get(_model_type(path.parent), "GPT2Tokenizer")
+        settings["tokenizer_class"] = name = class_of(settings) or family
+        if rule := tokenizer_classes.unknown(settings):
+            raise ValueError(
+                f"no tokenizer at {path}: of {rule}, merges.txt alone is not enough{advice(path)}"
+            )
+        with one_line(f"{path.parent} has a merges.txt or vocab.json that cannot be read"):
             made = tokenizer_classes.from_merges(path.parent, name)
         contents["tokenizer.json"] = made.to_str(pretty=True).encode()
     stored = TokenizerFiles(contents, settings)

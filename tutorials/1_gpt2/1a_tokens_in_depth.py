@@ -485,6 +485,34 @@ for text in wild.values():
     assert "".join(tokenizer.stream(tokenizer.encode(text))) == text
 
 # %%
+# What a token says depends on those before it
+# --------------------------------------------
+#
+# Other tokenizers need more care. SentencePiece writes a space as ``▁`` in front of each word, also of
+# the first, and decoding drops that one. So ``▁sat`` alone is ``sat``: whoever decodes an answer by itself
+# glues it to its prompt. The answer is what the whole text gains, and ``stream`` is told what came before.
+
+backend = tokenizers.Tokenizer(models.Unigram())
+backend.pre_tokenizer = pre_tokenizers.Metaspace()
+backend.decoder = tokenizers.decoders.Metaspace()
+backend.train_from_iterator(
+    ["the cat sat on the mat"] * 9,
+    trainers.UnigramTrainer(
+        vocab_size=40,
+        special_tokens=["<unk>"],
+        unk_token="<unk>",
+        show_progress=False,
+    ),
+)
+pieces = Tokenizer(backend)
+asked, said = pieces.encode("the cat"), pieces.encode("sat")
+print("alone    ", repr("the cat" + "".join(pieces.stream(said))))
+print("in place ", repr("the cat" + "".join(pieces.stream(said, after=asked))))
+
+assert "".join(pieces.stream(said)) == "sat"
+assert "".join(pieces.stream(said, after=asked)) == " sat"
+
+# %%
 # Bug museum
 # ----------
 #
@@ -555,6 +583,7 @@ assert max(new_encode("썐😀")) < 256
 # * At V = 4096 a token holds more than three characters of the held-out documents. From V = 4096 to
 #   8192 the gain is less than half of that from 257 to 512.
 # * Every Unicode character survived the round trip, and a stream shows no half of a character.
+# * A token alone has no text of its own: decode an answer behind its prompt.
 #
 # Sources
 # -------

@@ -19,6 +19,8 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.generation.text import generate_text, until
 from lm_from_scratch.text.conversations import answered, continued
+from lm_from_scratch.text.examples import pair
+from lm_from_scratch.text.labelled import Labelled, LabelledBatches
 from lm_from_scratch.text.streaming import common
 from lm_from_scratch.text.tokenizer import Tokenizer
 
@@ -127,6 +129,27 @@ def test_an_answer_has_the_tokens_that_follow_its_question(cases) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_both_answers_of_a_pair_follow_the_tokens_that_generation_starts_from(name) -> None:
+    tokenizer = kind(name, "around")
+    row = {"prompt": "the cat sat on", "chosen": " the mat", "rejected": " a list"}
+    for one, answer in zip(pair(tokenizer, row), (row["chosen"], row["rejected"]), strict=True):
+        question = tokenizer.start(row["prompt"])
+        assert one.ids[: len(question)] == question and one.answer.index(True) == len(question)
+        assert one.ids.count(tokenizer.eos_token_id) == 1  # no rule's token in the midst
+        words = one.ids[len(question) : -1]
+        assert row["prompt"] + tokenizer.decode(words, after=question) == row["prompt"] + answer
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_classifier_reads_what_the_rule_puts_behind(rule) -> None:
+    tokenizer, lines = kind("WordPiece", rule), LINES[:4]
+    rows = [Labelled(line, str(n % 2)) for n, line in enumerate(lines)]
+    batches = LabelledBatches(rows, ["0", "1"], tokenizer, batch_size=2, block_size=9)
+    reference = theirs("WordPiece", rule)
+    assert batches.ids == [reference(x, truncation=True, max_length=9).input_ids for x in lines]
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_every_kind_opens_from_its_file(name, tmp_path) -> None:
     made = kind(name, "around")
     made.save(tmp_path)
@@ -220,12 +243,15 @@ def test_vocabulary_and_merges_alone_are_those_of_transformers(family, named, tm
     again = Tokenizer.load(tmp_path / "again")
     assert again.backend.to_str() == ours.backend.to_str()
     (tmp_path / "merges.txt").write_text("one\n")
-    with pytest.raises(ValueError, match=r"merges\.txt cannot be read") as error:
-        Tokenizer.load(tmp_path)
-    assert "\n" not in str(error.value)
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
-    with pytest.raises(ValueError, match=r"of a RobertaTokenizer: its rules are not known here"):
-        Tokenizer.load(tmp_path)
+    for settings, reason in (
+        ({}, "has a merges.txt or vocab.json that cannot be read: .*line 1"),
+        ({"tokenizer_class": "RobertaTokenizer"}, "of RobertaTokenizer, merges.*AutoTokenizer"),
+        ({"add_bos_token": True}, "of add_bos_token, merges.*AutoTokenizer"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=reason) as error:
+            Tokenizer.load(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Tokenizers of published folders: the ids, texts and chats of ``transformers``, and nothing lost.
-
-A letter and a number in a name is a fault of an outside trial.
-"""
+"""Tokenizers of published folders: the ids, texts and chats of ``transformers``, nothing lost."""
 
 import json
 import shutil

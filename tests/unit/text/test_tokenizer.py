@@ -1,7 +1,4 @@
-"""tokenizer.py: every string comes back; the readable algorithm equals the library's.
-
-A G and a number in a name is a mistake of a real program; the pages use the same numbers.
-"""
+"""tokenizer.py: every string comes back; the readable algorithm equals the library's."""
 
 from collections import Counter
 from itertools import pairwise
