@@ -158,6 +158,14 @@ def check_replaceable(folder: Path, written: str) -> None:
             )
 
 
+def carry_over(folder: Path, to: Path, names: Iterable[str]) -> None:
+    """Copy what an earlier ``folder`` has under these names, where nothing new has its place."""
+    for name in names:
+        if (folder / name).exists() and not (to / name).exists():
+            copy = shutil.copytree if (folder / name).is_dir() else shutil.copy2
+            copy(folder / name, to / name)
+
+
 def replace_folder(temporary: Path, target: Path) -> None:
     """Give the finished folder its name; what stood there before goes away afterwards.
 

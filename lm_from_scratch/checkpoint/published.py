@@ -21,6 +21,9 @@ from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenCl
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 
+#: The file that says how a text is continued, and where it ends.
+GENERATION = "generation_config.json"
+
 
 @dataclass(frozen=True)
 class Published:
@@ -73,7 +76,7 @@ def read_published(folder: Path) -> tuple[Published, Config]:
 def read_generation(folder: Path) -> dict[str, Any]:
     """What a folder says of how a text is continued; nothing, where it does not say it. Raises
     ``ValueError`` for ends that are no tokens."""
-    path = folder / "generation_config.json"
+    path = folder / GENERATION
     contents = read_json(path) if path.exists() else {}
     ids = contents.get("eos_token_id")
     if ids is not None and (not _ids(ids) or any(type(n) is not int for n in _ids(ids))):

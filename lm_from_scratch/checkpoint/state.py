@@ -98,8 +98,20 @@ def finish_checkpoint(temporary: Path, target: Path, recipe: Mapping[str, Any], 
     write_json(temporary / "training.json", record)
     replace_folder(temporary, target)
     older = [path for path in checkpoints(target.parent) if path.name < target.name]
-    for old in (*older[:-1], *target.parent.glob(".step-*")):  # what a killed run left
+    for old in filter(is_ours, older[:-1]):
         shutil.rmtree(old, ignore_errors=True)
+    for old in target.parent.glob(".step-*"):
+        if re.fullmatch(r"\.step-\d{8}\.(tmp|old)", old.name):  # what a killed run left
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def is_ours(checkpoint: Path) -> bool:
+    """Whether nobody has put another file into a checkpoint."""
+    try:
+        written = {*read_json(checkpoint / "training.json")["sha256"], "training.json"}
+    except (ValueError, KeyError, TypeError):
+        return True  # a damaged one
+    return {path.name for path in checkpoint.iterdir()} <= written
 
 
 def check_digests(checkpoint: Path, digests: Mapping[str, str]) -> None:

@@ -25,6 +25,9 @@ CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv
 #: What stays in float32 at least, whatever the dtype of the weights: it moves in small steps.
 PRECISE = re.compile(r"\.e_score_correction_bias$")
 
+#: How files that are opened by unpickling end.
+PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
+
 MAX_SHARD_BYTES = 5 * 10**9
 
 DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
@@ -46,8 +49,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         files = sorted({str(file) for file in weight_map.values()})
     else:
         raise ValueError(
-            f"{folder} has neither model.safetensors nor model.safetensors.index.json "
-            "(pickled weights, *.bin, are not read)"
+            f"{folder} has neither model.safetensors nor {index.name}{pickled(folder)}"
         )
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -64,8 +66,21 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not CONSTANTS.search(name)}
 
 
+def pickled(folder: Path) -> str:
+    """What to do where a folder's weights are in files that are unpickled."""
+    names = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
+    if not names:
+        return " (pickled weights, *.bin, are not read)"
+    return (
+        f": {shown(names[0])} is pickled and could run any program; in transformers "
+        "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder) writes safetensors"
+    )
+
+
 def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file. Raises ``ValueError`` for a damaged one."""
+    """The tensors of one safetensors file. Raises ``ValueError`` for a missing or damaged one."""
+    if not path.exists():
+        raise ValueError(f"{path.parent} has no {path.name}")
     try:
         with open(path, "rb"):  # a missing permission is called one
             pass

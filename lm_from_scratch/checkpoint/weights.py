@@ -22,6 +22,7 @@ from lm_from_scratch.checkpoint.architectures import Config, build
 from lm_from_scratch.checkpoint.experts import stacked, unstacked
 from lm_from_scratch.checkpoint.folders import (
     ADAPTER,
+    carry_over,
     check_replaceable,
     local_folder,
     replace_folder,
@@ -31,6 +32,7 @@ from lm_from_scratch.checkpoint.folders import (
 )
 from lm_from_scratch.checkpoint.ideas import NEXT, number
 from lm_from_scratch.checkpoint.published import (
+    GENERATION,
     NOTHING,
     Published,
     model_to_dict,
@@ -66,6 +68,9 @@ LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d{1,9})\.")
 
 #: Layers for multi-token prediction, where a file has them under a name of their own.
 MTP = re.compile(r"^(model\.)?mtp\.")
+
+#: What ``torch.compile``, FSDP and gradient checkpointing put before the names of what they wrap.
+WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 #: The files that a saved model consists of.
 WRITTEN = "|".join(
@@ -162,6 +167,7 @@ def _fill(
 ) -> AnyModel:
     """Make a model without numbers, and put the weights of its folder into it."""
     tensors = read_tensors(folder)  # mapped into memory: no number is read before it is needed
+    tensors = unwrapped(tensors, folder)
     tensors = without_mtp(tensors, config.n_layer, published.config)
     check_sizes(config, tensors, folder)
     try:
@@ -234,9 +240,10 @@ def save_pretrained(
     padding by position. To give ``transformers`` padded rows, set it there, to a token that no text
     ends with.
 
-    A folder that holds what this function writes, and nothing else, is replaced as a whole; any
-    other is left as it is. Raises ``ValueError`` for it, and for a model with adapters or of
-    several dtypes.
+    A folder that holds what this function writes, and nothing else, is replaced as a whole; but a
+    tokenizer that stands there stays where none is given, and ``generation_config.json`` without
+    ``published``. Any other folder is left as it is. Raises ``ValueError`` for it, and for a model
+    with adapters or of several dtypes.
     """
     folder = Path(folder).resolve()
     check_replaceable(folder, WRITTEN)
@@ -246,6 +253,8 @@ def save_pretrained(
         write_model(model, temporary, max_shard_bytes, published)
         if tokenizer is not None:
             tokenizer.save(temporary)
+        carry_over(folder, temporary, () if tokenizer else TOKENIZER_FILES)
+        carry_over(folder, temporary, [GENERATION] if published == NOTHING else [])
         replace_folder(temporary, folder)
 
 
@@ -279,7 +288,7 @@ def write_config(
         config[key] = str(next(model.parameters()).dtype).removeprefix("torch.")
     write_json(folder / "config.json", config)
     if published.generation_config:
-        write_json(folder / "generation_config.json", published.generation_config)
+        write_json(folder / GENERATION, published.generation_config)
 
 
 def stored(model: nn.Module, without: Collection[str] = ()) -> dict[str, Tensor]:
@@ -302,6 +311,18 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     keeps experts busy is moved without a gradient."""
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     return stored(model, without=frozen)
+
+
+def unwrapped(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The tensors by the names that a model itself gives them, without those of what was wrapped
+    around it when it was saved. Raises ``ValueError`` for a name that is there twice then."""
+    names = {name: WRAPPER.sub("", name) for name in tensors}
+    # of DistributedDataParallel
+    while names and all(name.startswith("module.") for name in names.values()):
+        names = {name: bare.removeprefix("module.") for name, bare in names.items()}
+    if len({*names.values()}) < len(names):
+        raise ValueError(f"{folder} has a tensor twice, with and without the name of a wrapper")
+    return {bare: tensors[name] for name, bare in names.items()}
 
 
 def without_mtp(
@@ -358,9 +379,13 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
         names = {id(tensor): name for name, tensor in model.named_parameters()}
         embedding = names[id(head.weight)]
         if not torch.equal(stored_head, renamed.setdefault(embedding, stored_head)):
+            may = hasattr(model.backbone.config, "tie_word_embeddings")
+            remedy = (
+                "write tie_word_embeddings: false there" if may else "no GPT-2 here has its own"
+            )
             raise ValueError(
-                f"lm_head.weight differs from {embedding}: the head of this model is the "
-                "token embedding, so the checkpoint cannot be represented"
+                f"lm_head.weight differs from {embedding}, and config.json says that the embedding "
+                f"is the head: {remedy}"
             )
     return stacked(renamed)
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lm_from_scratch.cache.paged import BlockPool
 from lm_from_scratch.checkpoint.folders import local_folder
-from lm_from_scratch.checkpoint.published import Published, end_tokens
+from lm_from_scratch.checkpoint.published import GENERATION, Published, end_tokens
 from lm_from_scratch.commands.loading import (
     about,
     check_together,
@@ -124,7 +124,7 @@ class Speaker:
         self.model, self.tokenizer, self.stop = model, tokenizer, options.stop
         self.ends = [] if options.ignore_eos else end_tokens(model, tokenizer, published)
         self.drafter: ModelDrafter | None = None
-        with about(str(folder / "generation_config.json")):
+        with about(str(folder / GENERATION)):
             sampler, ngram = stored_choice(published.generation_config)
         given = {name: vars(options)[name] for name in vars(sampler)}
         self.sampler = replace(sampler, **{k: v for k, v in given.items() if v is not None})

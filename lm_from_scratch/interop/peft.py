@@ -10,6 +10,7 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.folders import (
     ADAPTER,
+    carry_over,
     check_replaceable,
     local_folder,
     read_json,
@@ -18,7 +19,7 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.published import NOTHING, Published, read_generation
+from lm_from_scratch.checkpoint.published import GENERATION, NOTHING, Published, read_generation
 from lm_from_scratch.checkpoint.tensors import read_file
 from lm_from_scratch.checkpoint.weights import Checkpoint, load_checkpoint
 from lm_from_scratch.limits import Count, Positive, require, shown
@@ -76,7 +77,7 @@ OF_EXPERTS = re.compile(r"(^|\.)(gate|gate_proj|up_proj|down_proj)$")
 NAME = re.compile(r"\^?[\w.]+")
 
 #: The files that a folder of adapters consists of.
-FILES = (ADAPTER, "adapter_model.safetensors", "generation_config.json", *TOKENIZER_FILES)
+FILES = (ADAPTER, "adapter_model.safetensors", GENERATION, *TOKENIZER_FILES)
 WRITTEN = "|".join(map(re.escape, FILES))
 
 
@@ -109,7 +110,8 @@ def save_lora(
     its model can speak. In a family with experts ``peft`` has no dropout for the maps of an MLP: if
     any has an adapter, the file says 0.
 
-    A folder that holds adapters and nothing else is replaced; any other is left as it is. Raises
+    A folder that holds adapters and nothing else is replaced, as by
+    :func:`~lm_from_scratch.checkpoint.weights.save_pretrained`; any other is left as it is. Raises
     ``ValueError`` for it, and for a model without adapters or with unequal dropout.
     """
     model = getattr(model, "_orig_mod", model)  # of a compiled model, the model
@@ -155,7 +157,9 @@ def save_lora(
         if tokenizer is not None:
             tokenizer.save(temporary)
         if published.generation_config:
-            write_json(temporary / "generation_config.json", published.generation_config)
+            write_json(temporary / GENERATION, published.generation_config)
+        carry_over(folder, temporary, () if tokenizer else TOKENIZER_FILES)
+        carry_over(folder, temporary, [GENERATION] if published == NOTHING else [])
         replace_folder(temporary, folder)
 
 

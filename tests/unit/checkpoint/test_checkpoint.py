@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,17 @@ from lm_from_scratch.checkpoint import state, tensors
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.dialects import DIALECTS
+from lm_from_scratch.checkpoint.published import Published
 from lm_from_scratch.checkpoint.state import (
     latest_checkpoint,
     load_training_state,
     save_training_state,
 )
 from lm_from_scratch.checkpoint.weights import (
+    WRAPPER,
     classifier_from_pretrained,
     from_pretrained,
+    load_checkpoint,
     save_pretrained,
 )
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
@@ -142,7 +146,10 @@ def test_a_truncated_file_is_refused(folder, keep: int) -> None:
 
 def test_missing_files_are_named(folder, tmp_path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pickled weights"):
+    with pytest.raises(ValueError, match=r"'pytorch_model.bin' is pickled .* writes safetensors"):
+        from_pretrained(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match=r"has neither .* are not read"):
         from_pretrained(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
@@ -215,6 +222,30 @@ def test_saving_replaces_a_model_whole_and_refuses_anything_else(tmp_path) -> No
     with pytest.raises(ValueError, match=r"holds other files too: \['chapter1.txt'\]"):
         save_pretrained(tiny_gpt2(), tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter1.txt").read_text() == "years of work"
+
+
+def test_saving_into_a_folder_loses_no_tokenizer_and_nothing_of_how_texts_go_on(tmp_path) -> None:
+    """Both belong to the folder, not to the model: they stay where they are not given anew."""
+    first, second = (Tokenizer.train([text], 270) for text in ("some text", "other words"))
+    published = Published(generation_config={"eos_token_id": 5})
+    save_pretrained(tiny_gpt2(), tmp_path / "m", first, published=published)
+    (tmp_path / "m" / "additional_chat_templates").mkdir()
+    (tmp_path / "m" / "additional_chat_templates" / "tool.jinja").write_text("{{ 1 }}")
+    before = {p: p.read_bytes() for p in (tmp_path / "m").rglob("*") if p.is_file()}
+    save_pretrained(from_pretrained(tmp_path / "m"), tmp_path / "m")
+    assert {p: p.read_bytes() for p in (tmp_path / "m").rglob("*") if p.is_file()} == before
+    checkpoint = load_checkpoint(tmp_path / "m")
+    save_pretrained(
+        tiny_gpt2(seed=1),
+        tmp_path / "m",
+        second,
+        published=replace(checkpoint.published, generation_config={}),
+    )
+    assert Tokenizer.load(tmp_path / "m").encode("words") == second.encode("words")
+    assert not (tmp_path / "m" / "generation_config.json").exists()
+    assert not (tmp_path / "m" / "additional_chat_templates").exists()
+    save_pretrained(checkpoint.model, tmp_path / "m", published=checkpoint.published)
+    assert load_checkpoint(tmp_path / "m").published.generation_config == {"eos_token_id": 5}
 
 
 def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch) -> None:
@@ -503,6 +534,22 @@ def test_the_earlier_checkpoint_stays_until_the_new_one_has_its_name(tmp_path, m
     assert latest_checkpoint(tmp_path).name == "step-00000003"
 
 
+def test_old_checkpoints_go_but_no_file_of_the_user_in_them(tmp_path) -> None:
+    model, optimizer = trained_state()
+    mine = [tmp_path / ".step-by-step" / "a", tmp_path / "step-00000001" / "notes.txt"]
+    for step in range(1, 5):
+        save_training_state(tmp_path, model, optimizer, {}, step)
+        for file in mine:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("mine")
+    (tmp_path / ".step-00000005.tmp").mkdir()  # of a run that was killed
+    save_training_state(tmp_path, model, optimizer, {}, 5)
+    assert [file.read_text() for file in mine] == ["mine"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".step-by-step", "step-00000001", "step-00000004", "step-00000005"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -552,14 +599,42 @@ def test_qwen2_shards_old_constants_and_a_bare_backbone_load(tmp_path) -> None:
     torch.testing.assert_close(from_pretrained(tmp_path / "bare")(idx), want, atol=5e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda name: f"module.{name}",
+        lambda name: f"_orig_mod.{name}",
+        lambda name: f"module._orig_mod.{name}",
+        lambda name: name.replace("layers.1.", "layers.1._orig_mod."),
+        lambda name: (
+            f"_fsdp_wrapped_module.{name.replace('mlp.', '_checkpoint_wrapped_module.mlp.')}"
+        ),
+    ],
+)
+def test_names_of_what_was_wrapped_around_a_model_are_taken_off(wrap, tmp_path) -> None:
+    model = tiny_qwen2()
+    save_pretrained(model, tmp_path / "m")
+    edit_tensors(tmp_path / "m", lambda t: t.update({wrap(name): t.pop(name) for name in [*t]}))
+    loaded = from_pretrained(tmp_path / "m").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_torch_wraps_names_as_they_are_taken_off() -> None:
+    compiled = torch.compile(tiny_gpt2(), backend="eager")
+    names = {WRAPPER.sub("", name) for name in compiled.state_dict()}
+    assert names == {*tiny_gpt2().state_dict()} != {*compiled.state_dict()}
+
+
 def test_a_tied_qwen2_refuses_another_head_and_an_untied_one_needs_its_own(tmp_path) -> None:
     save_pretrained(tiny_qwen2(tie_word_embeddings=True), tmp_path / "tied")
     file = tmp_path / "tied" / "model.safetensors"
     tensors = load_file(file)
     assert "lm_head.weight" not in tensors
     save_file({**tensors, "lm_head.weight": torch.zeros(97, 48)}, file)
-    with pytest.raises(ValueError, match=r"differs from model\.embed_tokens\.weight"):
+    with pytest.raises(ValueError, match=r"differs from model\.embed_tokens\.weight, and .* false"):
         from_pretrained(tmp_path / "tied")
+    edit_config(tmp_path / "tied", tie_word_embeddings=False)  # as the message says
+    assert not from_pretrained(tmp_path / "tied").head.weight.any()
     save_pretrained(tiny_qwen2(), tmp_path / "untied")
     file = tmp_path / "untied" / "model.safetensors"
     tensors = load_file(file)
