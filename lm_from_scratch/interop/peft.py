@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lm_from_scratch.checkpoint.folders import (
     ADAPTER,
@@ -218,34 +218,25 @@ def load_lora_(model: nn.Module, folder: str | Path) -> None:
     """
     folder = Path(folder)
     config = read_json(folder / ADAPTER)
-    check_options(config)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+    try:
+        check_options(config)
+    except ValueError as error:
         raise ValueError(
-            f"{folder} has r={shown(rank)} and lora_alpha={shown(alpha)}: they must be numbers"
-        )
-    file = folder / "adapter_model.safetensors"
-    if not file.exists() and (folder / "adapter_model.bin").exists():
-        raise ValueError(
-            f"{folder} holds adapter_model.bin, which may run code when it is read: peft opens it, "
-            f"and its save_pretrained writes {file.name}"
-        )
-    read = read_file(file)
-    loaded = {our_name(name): tensor for name, tensor in read.items()}
-    if len(loaded) < len(read):
-        raise ValueError(f"{file} has a name twice, with and without the prefix {PREFIX}")
+            f"{folder / ADAPTER}: {error}; peft's merge_and_unload makes a model without it"
+        ) from error
+    loaded = read_adapters(folder / "adapter_model.safetensors")
     targets = {name.removesuffix(".lora_a") for name in loaded if name.endswith(".lora_a")}
     others = {name for name in loaded if not name.endswith((".lora_a", ".lora_b"))}
     shapes = {name: p.shape for name, p in model.named_parameters() if name in others}
     sizes: dict[str, tuple[int, float]] = {}
     for name, module in backbone_linears(model).items():
         if name in targets:
-            r = pattern_value(config.get("rank_pattern"), name, rank)
-            own = pattern_value(config.get("alpha_pattern"), name, alpha)
-            sizes[name] = (r, own * math.sqrt(r) if config.get("use_rslora") else own)
+            r = pattern_value(config.get("rank_pattern"), name, config["r"])
+            alpha = pattern_value(config.get("alpha_pattern"), name, config["lora_alpha"])
+            sizes[name] = (r, alpha * math.sqrt(r) if config.get("use_rslora") else alpha)
             shapes[f"{name}.lora_a"] = torch.Size([r, module.in_features])
             shapes[f"{name}.lora_b"] = torch.Size([module.out_features, r])
-    wrong = [f"unexpected {name}" for name in sorted(set(loaded) - set(shapes))]
+    wrong = [f"unexpected {shown(name)}" for name in sorted(set(loaded) - set(shapes))]
     wrong += [f"missing {name}" for name in sorted(set(shapes) - set(loaded))]
     dtype = next(model.parameters()).dtype
     for name in sorted(set(shapes) & set(loaded)):
@@ -254,14 +245,32 @@ def load_lora_(model: nn.Module, folder: str | Path) -> None:
             wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(shapes[name])}")
         elif not tensor.is_floating_point() or not tensor.to(dtype).isfinite().all():
             wrong.append(f"{name} ({tensor.dtype}) holds other things than finite numbers")
-    if wrong:
-        raise ValueError(f"{file} does not fit the model: " + "; ".join(wrong[:8]))
-    dropout = config.get("lora_dropout", 0.0)
-    put_adapters_(model, sizes, dropout, others.__contains__)
+    try:
+        if wrong:
+            raise ValueError("it does not fit the model: " + "; ".join(wrong[:8]))
+        put_adapters_(model, sizes, config.get("lora_dropout", 0.0), others.__contains__)
+    except ValueError as error:
+        raise ValueError(f"the adapter in {folder}: {error}") from error
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in loaded.items():
             parameters[name].copy_(tensor)
+
+
+def read_adapters(file: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter, by our names. Raises ``ValueError`` for a file that cannot be
+    read, or has a name twice."""
+    pickled = file.with_suffix(".bin")
+    if pickled.exists() and not file.exists():
+        raise ValueError(
+            f"{pickled} may run code when it is read: peft opens it, and its save_pretrained "
+            f"writes {file.name}"
+        )
+    tensors = read_file(file)
+    renamed = {our_name(name): tensor for name, tensor in tensors.items()}
+    if len(renamed) < len(tensors):
+        raise ValueError(f"{file} has a name twice, with and without the prefix {PREFIX}")
+    return renamed
 
 
 def check_options(config: dict[str, Any]) -> None:
@@ -270,6 +279,9 @@ def check_options(config: dict[str, Any]) -> None:
     for key, plain in PLAIN.items():
         if (config.get(key) or plain) != plain:
             raise ValueError(f"{key}={shown(config[key])} is not supported, only {plain!r}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise ValueError(f"r={shown(rank)} and lora_alpha={shown(alpha)} must be numbers")
     for key in sorted(config.keys() - KNOWN):
         if config[key]:
             raise ValueError(f"{key}={shown(config[key])} is not known here: peft may do more")

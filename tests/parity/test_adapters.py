@@ -11,7 +11,7 @@ from model_families import PUBLISHED, in_float64, near, pair, several_seeds
 from tiny_models import token_ids
 from torch import nn
 
-from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
+from lm_from_scratch.checkpoint.weights import from_pretrained
 from lm_from_scratch.interop.peft import KNOWN, load_lora_, load_with_adapter, save_lora
 from lm_from_scratch.weights.lora import adapters, add_lora_, backbone_linears, merge_lora_
 
@@ -44,7 +44,7 @@ def test_peft_opens_adapters_on_every_map_and_computes_the_same(tmp_path, family
 
     both = pair(family, seed)
     model, twin = copy.deepcopy(both.ours), copy.deepcopy(both.twin)
-    save_pretrained(model, tmp_path / "base")
+    twin.save_pretrained(tmp_path / "base")
     add_lora_(model, rank=1, alpha=3.0)
     shift_(model, seed)
     save_lora(model, tmp_path / "lora", str(tmp_path / "base"))
@@ -118,7 +118,10 @@ def test_adapters_on_experts_are_refused_by_name(tmp_path, family) -> None:
     loaded = peft.get_peft_model(copy.deepcopy(both.twin), peft.LoraConfig(**options))
     loaded.save_pretrained(tmp_path)
     model = copy.deepcopy(both.ours)
-    with pytest.raises(ValueError, match=r"^target_parameters=\[.*'gate_up_proj'.* no experts in"):
+    with pytest.raises(
+        ValueError,
+        match=r"adapter_config.json: target_parameters=\[.*'gate_up_proj'.* no experts in",
+    ):
         load_lora_(model, tmp_path)
     assert not adapters(model)
 
@@ -128,3 +131,47 @@ def test_every_option_of_peft_is_known() -> None:
     import peft
 
     assert {one.name for one in fields(peft.LoraConfig)} <= KNOWN
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"use_dora": True}, "use_dora=True"),
+    ({"bias": "all"}, "bias='all'"),
+    ({"bias": "lora_only"}, "bias='lora_only'"),
+    ({"lora_bias": True}, "lora_bias=True"),
+    ({"trainable_token_indices": [5, 6]}, "trainable_token_indices="),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+    ({"init_lora_weights": "olora"}, "init_lora_weights='olora'"),
+    ({"target_modules": ["embed_tokens", "q_proj"]}, "unexpected '.*lora_embedding_A"),
+    ({"target_modules": ["lm_head", "q_proj"]}, "unexpected 'lm_head.lora_a'"),
+    ({"rank_pattern": {r".*\.0\..*q_proj": 3}}, "rank_pattern="),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_what_peft_does_and_we_do_not_is_refused_by_name(tmp_path, options, message) -> None:
+    import peft
+
+    both = pair("qwen3", 1)
+    twin = copy.deepcopy(both.twin).float()
+    loaded = peft.get_peft_model(
+        twin, peft.LoraConfig(r=2, **{"target_modules": ["q_proj"], **options})
+    )
+    loaded.save_pretrained(tmp_path)
+    model = copy.deepcopy(both.ours)
+    with pytest.raises(ValueError, match=message) as refusal:
+        load_lora_(model, tmp_path)
+    assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not adapters(model)
+
+
+@pytest.mark.parametrize("kind", ["IA3Config", "LoHaConfig", "OFTConfig", "PrefixTuningConfig"])
+def test_another_kind_of_adapter_is_refused_by_its_name(tmp_path, kind) -> None:
+    import peft
+
+    own = dict(num_virtual_tokens=3) if kind == "PrefixTuningConfig" else {}
+    config = getattr(peft, kind)(**own, task_type="CAUSAL_LM")
+    if not own:
+        config.target_modules = ["q_proj"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"peft_type='.*' is not supported, only 'LORA'"):
+        load_lora_(copy.deepcopy(pair("qwen3", 1).ours), tmp_path)
