@@ -173,11 +173,17 @@ def _axes(order: str) -> tuple[int, ...]:
 
 
 def _tensor(name: str, array: Any) -> Tensor:
+    """A copy of an array, by DLPack alone: of an array that is a buffer as well, ``torch.asarray``
+    takes the bytes, of JAX in another dtype."""
+    if isinstance(array, Tensor):
+        return array.detach().clone()
     if not hasattr(array, "__dlpack__"):
         raise ValueError(f"{name} holds a {type(array).__name__}, which does not speak DLPack")
+    if any(stride < 0 for stride in getattr(array, "strides", None) or ()):
+        array = array.copy()  # torch would end the program
     try:
-        return torch.asarray(array, copy=True)
-    except (TypeError, RuntimeError) as error:
+        return torch.from_dlpack(array).clone()
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise ValueError(f"{name} holds a {type(array).__name__}: {error}") from error
 
 

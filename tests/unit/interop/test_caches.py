@@ -414,6 +414,58 @@ def test_a_permuted_view_is_what_the_other_library_misreads() -> None:
     assert torch.equal(torch.from_dlpack(Foreign(view.contiguous())), view)
 
 
+class Buffered(bytearray):
+    """An array that speaks DLPack and is a buffer of bytes as well, as those of JAX are."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__(bytes(x.contiguous().view(torch.uint8).numpy()))
+        self.x = x
+
+    def __dlpack_device__(self):
+        return self.x.__dlpack_device__()
+
+    def __dlpack__(self, **how):
+        return self.x.__dlpack__(**how)
+
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_array_is_read_by_dlpack_and_not_as_a_buffer(dtype) -> None:
+    k, v = torch.randn(2, 1, 2, 3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    cache = from_arrays([(Buffered(k), Buffered(v))], Buffered(torch.arange(3)[None]))
+    ((k_again, v_again),), positions = to_legacy(cache)
+    assert k_again.dtype == dtype and torch.equal(k_again, k) and torch.equal(v_again, v)
+    assert positions.tolist() == [[0, 1, 2]]
+    k[:] = 0  # it was a copy
+    assert not torch.equal(to_legacy(cache)[0][0][0], k)
+
+
+def test_arrays_of_numpy_may_be_read_only_or_go_backwards() -> None:
+    k = np.arange(24.0).reshape(1, 2, 3, 4)
+    k.flags.writeable = False
+    for x in (k, k[..., ::-1], k[:, ::-1], k.swapaxes(0, 1)):
+        ((got, _),), _ = to_legacy(from_arrays([(x, x)]))
+        assert np.array_equal(got, x)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_keys_and_values_go_to_jax_and_come_back(dtype, order) -> None:
+    jax = pytest.importorskip("jax")
+    k, v = torch.randn(2, 2, 2, 3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    places = torch.tensor([[-1, 0, 1], [0, 1, 2]])
+    k[0, :, 0] = v[0, :, 0] = 0  # padding
+    cache = from_legacy([(k, v)], places)
+    arrays, positions = to_arrays(cache, jax.dlpack.from_dlpack, order)
+    assert isinstance(arrays[0][0], jax.Array) and str(arrays[0][0].dtype) in str(dtype)
+    arrays = [[x + 0 for x in pair] for pair in arrays]  # what JAX has computed
+    ((k_again, v_again),), places_again = to_legacy(from_arrays(arrays, positions, order))
+    assert torch.equal(k_again, k) and torch.equal(v_again, v) and k_again.dtype == dtype
+    assert torch.equal(places_again, places)
+
+
 def test_what_is_no_array_is_refused() -> None:
     k = np.zeros((1, 2, 3, 4))
     with pytest.raises(ValueError, match="layer 0 holds a list, which does not speak DLPack"):
