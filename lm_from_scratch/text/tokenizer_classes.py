@@ -15,6 +15,9 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
+#: The classes whose alphabet are bytes.
+BYTE_LEVEL = ("GPT2Tokenizer", "Qwen2Tokenizer")
+
 #: How Qwen2 cuts a text into words, in each of which pairs are merged.
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -31,17 +34,16 @@ def follow_class(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> 
     """Give a tokenizer the rules of the class that its settings name, where ``transformers`` takes
     those instead of the file's."""
     name, prefix = class_of(settings), settings.get("add_prefix_space")
+    prefix = name == "LlamaTokenizer" if prefix is None else bool(prefix)  # their defaults
     rule: Any = backend.pre_tokenizer
     several = isinstance(rule, pre_tokenizers.Sequence)
     parts = [*rule] if several else [rule]
     byte_level = [part for part in parts if isinstance(part, pre_tokenizers.ByteLevel)]
-    if name in ("GPT2Tokenizer", "Qwen2Tokenizer"):
-        prefix = bool(prefix)
-    if byte_level and prefix is not None and name in ("", "GPT2Tokenizer", "Qwen2Tokenizer"):
+    if name in BYTE_LEVEL:
         for part in byte_level:
-            part.add_prefix_space = bool(prefix)
+            part.add_prefix_space = prefix
     elif name == "LlamaTokenizer" and isinstance(backend.model, models.BPE) and not byte_level:
-        _as_llama(backend, True if prefix is None else bool(prefix), bool(settings.get("legacy")))
+        _as_llama(backend, prefix, bool(settings.get("legacy")))
 
 
 def _as_llama(backend: tokenizers.Tokenizer, prefix: bool, legacy: bool) -> None:
@@ -58,14 +60,14 @@ def _as_llama(backend: tokenizers.Tokenizer, prefix: bool, legacy: bool) -> None
 
 def unknown(settings: Mapping[str, Any]) -> str | None:
     """What of the settings keeps :func:`from_merges` from making the tokenizer; None if nothing."""
-    if (name := class_of(settings)) not in ("GPT2Tokenizer", "Qwen2Tokenizer"):
+    if (name := class_of(settings)) not in BYTE_LEVEL:
         return name
     return next((key for key in ("add_bos_token", "add_eos_token") if settings.get(key)), None)
 
 
 def from_merges(folder: Path, name: str) -> tokenizers.Tokenizer:
     """The tokenizer of a folder with ``vocab.json`` and ``merges.txt``, of the class ``name``:
-    ``GPT2Tokenizer`` or ``Qwen2Tokenizer``."""
+    one of ``BYTE_LEVEL``."""
     model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -122,9 +122,11 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
             contents[name].decode()
     with one_line(path.parent):  # every message names the file itself
         settings = _settings(contents)
+    if not class_of(settings) and (from_merges or "add_prefix_space" in settings):
+        with one_line(path.parent):
+            settings["tokenizer_class"] = FAMILIES.get(_model_type(path.parent))
     if from_merges:
-        family = FAMILIES.get(_model_type(path.parent), "GPT2Tokenizer")
-        settings["tokenizer_class"] = name = class_of(settings) or family
+        settings["tokenizer_class"] = name = class_of(settings) or "GPT2Tokenizer"
         if rule := tokenizer_classes.unknown(settings):
             raise ValueError(
                 f"no tokenizer at {path}: of {rule}, merges.txt alone is not enough{advice(path)}"

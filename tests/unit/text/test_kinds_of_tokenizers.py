@@ -214,12 +214,22 @@ def test_a_space_in_front_is_that_of_transformers(name, settings, tmp_path) -> N
     classes += ["Qwen2TokenizerFast"] if name == "byte-level, Qwen2" else []
     for tokenizer_class in classes:
         written = {"tokenizer_class": tokenizer_class, "eos_token": "</s>", **settings}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
-        ours, reference = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-        for text in (*LINES[:7], "", " ", " the", "  the cat", "\nthe", "the <s> cat", "<s> cat"):
-            ids = reference.encode(text, add_special_tokens=False)
-            assert ours.encode(text, special=True) == ids, (tokenizer_class, text)
-            assert ours.decode(ids) == reference.decode(ids, clean_up_tokenization_spaces=False)
+        check_ids(tmp_path, written)
+    if "add_prefix_space" in settings:  # without it a file that stands alone means what it says
+        del written["tokenizer_class"]
+        for family in ["llama", *(["gpt2"] if name in PREFIXED[:2] else [])]:
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+            check_ids(tmp_path, written)
+
+
+def check_ids(tmp_path, written) -> None:
+    """Ours and theirs, with these settings."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
+    ours, reference = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*LINES[:7], "", " ", " the", "  the cat", "\nthe", "the <s> cat", "<s> cat"):
+        ids = reference.encode(text, add_special_tokens=False)
+        assert ours.encode(text, special=True) == ids, (written, text)
+        assert ours.decode(ids) == reference.decode(ids, clean_up_tokenization_spaces=False)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])
