@@ -23,7 +23,7 @@ from typing import Any
 
 from lm_from_scratch.commands.options import COMMANDS as MODELS
 from lm_from_scratch.exercises.options import COMMANDS as EXERCISES
-from lm_from_scratch.limits import printable
+from lm_from_scratch.files import escaped
 from lm_from_scratch.program import MODULE, PROGRAM
 
 #: How writing fails: no room, a file that may not grow, a device or a terminal that is gone.
@@ -116,9 +116,9 @@ def reason(error: Exception) -> str:
     """What went wrong, in one line; with files, which and why."""
     if isinstance(error, OSError) and error.strerror:
         where = "the output" if output_failed(error) else error.filename
-        where = None if where is None else printable(os.fsdecode(where))
+        where = None if where is None else escaped(os.fsdecode(where))
         return error.strerror if where is None else f"{where}: {error.strerror}"
-    return printable(" ".join(str(error).splitlines()))
+    return escaped(" ".join(str(error).splitlines()))
 
 
 def throw_away_output() -> None:

@@ -114,3 +114,8 @@ def check_zeros(text: str, name: str | Path) -> None:
             f"{name} is not UTF-8 text, but looks like UTF-16 or UTF-32: much of it is NUL; "
             f"iconv -f UTF-16{order} -t UTF-8 makes it UTF-8"
         )
+
+
+def escaped(text: str) -> str:
+    """A text from a file on one line: what would move the cursor is written as an escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

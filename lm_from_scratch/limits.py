@@ -94,11 +94,6 @@ _short.maxstring = _short.maxlong = _short.maxother = 80
 shown = _short.repr
 
 
-def printable(text: str) -> str:
-    """A text from a file on one line: what would move the cursor is written as an escape."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def sequence(name: str, given: Any) -> list[Any]:
     """What was ``given``, as a list. Raises ``ValueError`` where it is no collection."""
     if not isinstance(given, Collection) or isinstance(given, str):
@@ -136,12 +131,6 @@ PLAIN: dict[Any, Limit] = {
 
 #: A number of things, of which there is at least one.
 Count = Annotated[int, Limit(_FROM_1, lambda n: is_integer(n, 1)), _FITS]
-#: Layers: lists of so many are made before the weights of a file are looked at.
-Layers = Annotated[
-    int,
-    Limit(_FROM_1, lambda n: is_integer(n, 1)),
-    Limit("is more layers than any model has", lambda n: n <= 2**16),
-]
 #: A number of things, of which there may be none.
 Whole = Annotated[int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _INT64]
 #: A :data:`Count`; None, until the config is made, stands for a number that others give.

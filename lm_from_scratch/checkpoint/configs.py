@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect
+from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect, Layers
 from lm_from_scratch.checkpoint.rope_configs import built, rotation_from_dict, scaling_to_dict
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
-from lm_from_scratch.limits import shown
+from lm_from_scratch.limits import require, shown
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import SLIDING, Qwen2Config
 
@@ -155,6 +155,8 @@ def _make(
     """A config of that kind, of what a file says under its names and what is ``given``."""
     names = {field.name: names.get(field.name, field.name) for field in fields(kind)}
     values = {our: config[name] for our, name in names.items() if name in config} | given
+    if "n_layer" in values:
+        require(Layers, **{names["n_layer"]: values["n_layer"]})
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if key in values and key in names:
             values[key] = _possible(values[key], values.get("vocab_size", kind.vocab_size))

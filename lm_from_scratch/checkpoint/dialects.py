@@ -6,15 +6,18 @@ do the keys that say which layers slide, rotate or have experts.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from lm_from_scratch.limits import Count, Layers, is_integer, require, shown
+from lm_from_scratch.limits import Count, Limit, is_integer, require, shown
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.qwen2 import FULL, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
 from lm_from_scratch.models.smollm3 import SmolLM3Config, all_but_every
+
+#: Lists of so many are made before the weights of a file are looked at.
+Layers = Annotated[Count, Limit("is more layers than any model has", lambda n: n <= 2**16)]
 
 #: The same for all decoders since Qwen2.
 DECODER_NAMES = {

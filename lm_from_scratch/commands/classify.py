@@ -16,8 +16,8 @@ from lm_from_scratch.commands.loading import (
 )
 from lm_from_scratch.commands.options import ClassifyOptions
 from lm_from_scratch.commands.speed import MANY, in_dtype, make_fast, note
+from lm_from_scratch.files import escaped
 from lm_from_scratch.interop.peft import load_with_adapter
-from lm_from_scratch.limits import printable
 from lm_from_scratch.models.heads import SequenceClassifier
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def answers(
 def line_of(logits: torch.Tensor, names: list[str], problem: str | None) -> str:
     """What logits (n,) say. One label of several and its probability; each of several labels and
     its own; or, of a regression, the numbers."""
-    names = [printable(name) for name in names]
+    names = [escaped(name) for name in names]
     if problem == "regression" or len(names) == 1:
         return "\t".join(f"{value:.4f}" for value in logits.tolist())
     if problem == "multi_label_classification":

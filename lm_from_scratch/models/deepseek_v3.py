@@ -54,7 +54,6 @@ from lm_from_scratch.layers.rope_scaling import YaRNScaling
 from lm_from_scratch.limits import (
     Computed,
     Count,
-    Layers,
     Positive,
     Share,
     TokenId,
@@ -74,7 +73,7 @@ class DeepseekV3Config(Qwen2Config):
 
     vocab_size: Count = 129280
     block_size: Count = 4096
-    n_layer: Layers = 61
+    n_layer: Count = 61
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 128
     n_kv_head: Computed = None  # type: ignore[assignment]  # n_head: each has keys of its own
     n_embd: Count = 7168

@@ -33,16 +33,7 @@ from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.layers.layer_norm import LayerNorm
-from lm_from_scratch.limits import (
-    Count,
-    Layers,
-    Positive,
-    Share,
-    TokenId,
-    TokenIds,
-    check,
-    multiple_of,
-)
+from lm_from_scratch.limits import Count, Positive, Share, TokenId, TokenIds, check, multiple_of
 from lm_from_scratch.models.interface import CausalLM
 
 
@@ -52,7 +43,7 @@ class GPT2Config:
 
     vocab_size: Count = 50257  # tokens in the vocabulary
     block_size: Count = 1024  # the longest sequence, in tokens (each position has an embedding)
-    n_layer: Layers = 12  # blocks
+    n_layer: Count = 12  # blocks
     n_head: Count = 12  # attention heads in each block
     n_embd: Annotated[Count, multiple_of("n_head")] = 768  # features, a multiple of n_head
     intermediate_size: Count | None = None  # width of the MLP (None means 4 * n_embd)

@@ -36,7 +36,6 @@ from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, Th
 from lm_from_scratch.limits import (
     Computed,
     Count,
-    Layers,
     Positive,
     Share,
     TokenId,
@@ -61,7 +60,7 @@ class Qwen2Config:
 
     vocab_size: Count = 151936
     block_size: Count = 32768  # the length it was trained for; rotation itself has no limit
-    n_layer: Layers = 24
+    n_layer: Count = 24
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 14
     n_kv_head: Computed = 2  # heads that keys and values have (None becomes n_head)
     n_embd: Count = 896

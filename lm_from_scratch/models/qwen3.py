@@ -32,7 +32,6 @@ from lm_from_scratch.layers.rope import RopeScaling, Rotate, Theta, apply_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
-    Layers,
     Positive,
     Share,
     TokenId,
@@ -50,7 +49,7 @@ class Qwen3Config(Qwen2Config):
 
     vocab_size: Count = 151936
     block_size: Count = 40960
-    n_layer: Layers = 28
+    n_layer: Count = 28
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 16
     n_kv_head: Computed = 8
     n_embd: Count = 1024

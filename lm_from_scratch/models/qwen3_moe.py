@@ -18,7 +18,6 @@ from lm_from_scratch.layers.rope import RopeScaling, Theta
 from lm_from_scratch.limits import (
     Computed,
     Count,
-    Layers,
     Positive,
     Share,
     TokenId,
@@ -39,7 +38,7 @@ class Qwen3MoeConfig(Qwen2Config):
 
     vocab_size: Count = 151936
     block_size: Count = 40960
-    n_layer: Layers = 48
+    n_layer: Count = 48
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 32
     n_kv_head: Computed = 4
     n_embd: Count = 2048

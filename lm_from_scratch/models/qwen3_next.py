@@ -35,7 +35,6 @@ from lm_from_scratch.layers.rope import RopeScaling, Theta, apply_partial_rope
 from lm_from_scratch.limits import (
     Computed,
     Count,
-    Layers,
     Positive,
     Share,
     TokenId,
@@ -59,7 +58,7 @@ class Qwen3NextConfig(Qwen2Config):
 
     vocab_size: Count = 151936
     block_size: Count = 262144
-    n_layer: Layers = 48
+    n_layer: Count = 48
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 16
     n_kv_head: Computed = 2
     n_embd: Count = 2048

@@ -30,7 +30,6 @@ from lm_from_scratch.layers.rope import RopeScaling, Theta, apply_rope, unrotate
 from lm_from_scratch.limits import (
     Computed,
     Count,
-    Layers,
     Positive,
     Share,
     TokenId,
@@ -53,7 +52,7 @@ class SmolLM3Config(Qwen2Config):
 
     vocab_size: Count = 128256
     block_size: Count = 65536
-    n_layer: Layers = 36
+    n_layer: Count = 36
     n_head: Annotated[Count, multiple_of("n_kv_head")] = 16
     n_kv_head: Computed = 4
     n_embd: Count = 2048

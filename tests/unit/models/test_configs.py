@@ -120,7 +120,7 @@ FILES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "llama": [
         ({"attention_bias": 1}, "attention_bias=1 is not a bool"),
         ({"mlp_bias": None}, "mlp_bias=None is not a bool"),
-        ({"num_hidden_layers": 10**6}, "n_layer=1000000 is more layers than any model has"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000 is more layers than any"),
     ],
     "smollm3": [
         ({"no_rope_layers": [1, 0]}, "no_rope_layers=[1, 0] must have a number for each of"),
