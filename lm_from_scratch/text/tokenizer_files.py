@@ -142,17 +142,21 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
 def advice(path: Path) -> str:
     """What makes a ``tokenizer.json`` where there is none at ``path``, of the files beside it."""
     folder = path.parent
+
+    def written(path: Path) -> str:
+        return json.dumps(str(path))  # a string of Python, too
+
     if (folder / "tekken.json").is_file():
         code = (
             "from transformers.integrations.mistral import convert_tekken_tokenizer as read; "
-            f"read({str(folder / 'tekken.json')!r}).save_pretrained({str(folder)!r})"
+            f"read({written(folder / 'tekken.json')}).save_pretrained({written(folder)})"
         )
         return f": pip install transformers mistral-common; python -c {quote(code)} makes one"
     names = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
     if any((folder / name).is_file() for name in names):
         code = (
             "from transformers import AutoTokenizer as read; "
-            f"read.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+            f"read.from_pretrained({written(folder)}).save_pretrained({written(folder)})"
         )
         return f": pip install transformers sentencepiece; python -c {quote(code)} makes one"
     return ": save_pretrained(model, folder, tokenizer) writes one"
