@@ -94,8 +94,9 @@ class Checkpoint(Generic[AnyModel]):
 
 
 def from_pretrained(folder: str | Path) -> CausalLM:
-    """Read a GPT-2 or a Qwen2 from a local folder, or from the hub if ``folder`` is a name there,
-    like ``gpt2`` or ``Qwen/Qwen2-0.5B``. ``gpt2-docs`` and ``qwen2-docs`` are in the package.
+    """Read a GPT-2, or a decoder of a family in ``dialects``, from a local folder, or from the hub
+    if ``folder`` is a name there, like ``gpt2`` or ``Qwen/Qwen2-0.5B``. ``gpt2-docs`` and
+    ``qwen2-docs`` are in the package.
 
     The model comes back in evaluation mode, in the dtype of the file (of several, in that of its
     ``config.json``, else in the widest), with the quantised weights that :func:`save_pretrained`

@@ -146,7 +146,7 @@ CLASSIFY = Command(
     "let a model label texts",
     (ClassifyOptions,),
     "lm_from_scratch.commands.classify:run",
-    description="Label texts with a GPT-2 or a Qwen2 that classifies.",
+    description="Label texts with a classifier of any family that can be opened.",
     examples="""examples
   python -m lm_from_scratch classify --model run/model "the parcel never came"
   python -m lm_from_scratch classify --model path/or/hub-name --file mails.txt > labels.tsv

@@ -181,7 +181,7 @@ EXAMPLES = """examples
   python -m lm_from_scratch train --out run --optimizer muon
       steps of one size in every direction of a matrix: fewer of them, and each takes longer
   python -m lm_from_scratch train --out run --from path/or/hub-name --corpus my-notes/
-      a published GPT-2 or Qwen2 goes on learning, from your text
+      a published model goes on learning, from your text
   python -m lm_from_scratch train --out run --from path/or/hub-name --classify mails.tsv
       the same model learns to label texts; without --from, a new one does
   python -m lm_from_scratch train --out run --from path/or/hub-name --sft chats.jsonl
@@ -215,11 +215,12 @@ how to choose the numbers
 """
 
 TRAIN = Command(
-    "train a GPT-2 or a Qwen2 on text",
+    "train a new GPT-2 or Qwen2, or a published model, on text",
     (RunOptions, FromFolder, Pretrain, Classify, Sft, Dpo, Grpo, NewModel, StepOptions),
     "lm_from_scratch.commands.train:run",
-    description="Train a GPT-2 or a Qwen2 on text. The run lives in one folder; the same command, "
-    "given again after\nCtrl-C or a crash, goes on where the run stopped.",
+    description="Train a new GPT-2 or Qwen2, or a published model of any family that can be "
+    "opened, on text. The\nrun lives in one folder; the same command, given again after Ctrl-C or "
+    "a crash, goes on where the\nrun stopped.",
     examples=f"presets\n{presets_text()}\n\n{EXAMPLES}",
     read=read,
     required=("out",),

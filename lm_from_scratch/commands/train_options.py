@@ -129,7 +129,7 @@ class FromFolder(Options):
     """A model that has learned already."""
 
     from_: Name = option(
-        "begin with this GPT-2 or Qwen2 and its tokenizer: a folder, or a name on the hub",
+        "begin with this model and its tokenizer: a folder, or a name on the hub",
         metavar="FOLDER",
     )
     lora: Count | None = option(
