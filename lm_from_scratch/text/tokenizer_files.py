@@ -126,17 +126,22 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
         with one_line(path.parent):
             settings["tokenizer_class"] = FAMILIES.get(_model_type(path.parent))
     if from_merges:
-        settings["tokenizer_class"] = name = class_of(settings) or "GPT2Tokenizer"
-        if rule := tokenizer_classes.unknown(settings):
-            raise ValueError(
-                f"no tokenizer at {path}: of {rule}, merges.txt alone is not enough{advice(path)}"
-            )
-        with one_line(f"{path.parent} has a merges.txt or vocab.json that cannot be read"):
-            made = tokenizer_classes.from_merges(path.parent, name)
-        contents["tokenizer.json"] = made.to_str(pretty=True).encode()
+        settings["tokenizer_class"] = class_of(settings) or "GPT2Tokenizer"
+        contents["tokenizer.json"] = _of_merges(path, settings)
     stored = TokenizerFiles(contents, settings)
     with one_line(f"{path} is not a tokenizer.json that can be read"):
         return _backend(stored), stored
+
+
+def _of_merges(path: Path, settings: Mapping[str, Any]) -> bytes:
+    """What would stand at ``path``, by the ``vocab.json`` and ``merges.txt`` beside it."""
+    if rule := tokenizer_classes.unknown(settings):
+        raise ValueError(
+            f"no tokenizer at {path}: of {rule}, merges.txt alone is not enough{advice(path)}"
+        )
+    with one_line(f"{path.parent} has a merges.txt or vocab.json that cannot be read"):
+        backend = tokenizer_classes.from_merges(path.parent, class_of(settings))
+    return backend.to_str(pretty=True).encode()
 
 
 def advice(path: Path) -> str:
@@ -158,7 +163,8 @@ def advice(path: Path) -> str:
             "from transformers import AutoTokenizer as read; "
             f"read.from_pretrained({written(folder)}).save_pretrained({written(folder)})"
         )
-        return f": pip install transformers sentencepiece; python -c {quote(code)} makes one"
+        install = "pip install transformers sentencepiece protobuf"
+        return f": {install}; python -c {quote(code)} makes one"
     return ": save_pretrained(model, folder, tokenizer) writes one"
 
 

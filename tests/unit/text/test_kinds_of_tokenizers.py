@@ -2,6 +2,8 @@
 an answer has. The judges are ``decode`` of the whole and ``transformers``."""
 
 import json
+import shlex
+from base64 import b64encode
 from functools import cache
 
 import pytest
@@ -9,7 +11,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_gpt2
-from tokenizer_kinds import BYTES, KINDS, LINES, RULES, kind
+from tokenizer_kinds import BYTES, KINDS, LINES, RULES, SPECIAL, kind
 from tokenizers import models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -262,6 +264,23 @@ def test_vocabulary_and_merges_alone_are_those_of_transformers(family, named, tm
         with pytest.raises(ValueError, match=reason) as error:
             Tokenizer.load(tmp_path)
         assert "\n" not in str(error.value)
+
+
+def test_what_is_to_be_run_makes_the_tokenizer(tmp_path) -> None:
+    """A small tekken.json; the advice is run as it stands."""
+    words = [bytes([i]) for i in range(256)] + [b"th", b"the"]
+    vocab = [{"rank": i, "token_bytes": b64encode(x).decode()} for i, x in enumerate(words)]
+    special = [{"rank": i, "token_str": name} for i, name in enumerate(SPECIAL)]
+    config = {"pattern": r"\p{L}+|\P{L}", "default_vocab_size": len(words) + 3}
+    config["default_num_special_tokens"] = 3
+    written = {"config": config, "vocab": vocab, "special_tokens": special}
+    (tmp_path / "tekken.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="no tokenizer at") as error:
+        Tokenizer.load(tmp_path)
+    exec(shlex.split(str(error.value).partition("python -c ")[2])[0])
+    ours = Tokenizer.load(tmp_path)
+    assert ours.encode("the t") == [3 + 257, 3 + ord(" "), 3 + ord("t")]
+    assert ours.decode(ours.encode("é, the cat")) == "é, the cat"
 
 
 @pytest.mark.parametrize(
