@@ -324,6 +324,14 @@ def test_convert_carries_the_files_of_a_slow_tokenizer(tmp_path) -> None:
     assert main(["convert", str(old), "--out", str(new)]) == 0  # replaces what it wrote
 
 
+def test_convert_leaves_no_tokenizer_of_the_model_before(tmp_path) -> None:
+    save_pretrained(tiny_gpt2(vocab_size=300), tmp_path / "out", TOKENIZER)
+    save_pretrained(tiny_gpt2(), tmp_path / "bare")
+    assert main(["convert", str(tmp_path / "bare"), "--out", str(tmp_path / "out")]) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"config.json", "model.safetensors"}
+
+
 def test_convert_carries_every_chat_template(tmp_path, capsys) -> None:
     transformers = pytest.importorskip("transformers")
     old, new = tmp_path / "old", tmp_path / "new"
