@@ -43,6 +43,11 @@ def local_folder(name: str | Path) -> Path:
             for model in [folder / "model", *sorted(folder.glob("step-*"), reverse=True)]:
                 if is_model(model):
                     raise ValueError(f"{folder} is a run, no model; its model is {model}")
+            if (folder / "training.json").is_file():
+                raise ValueError(
+                    f"{folder} has adapters that are being trained: the run writes a folder that "
+                    f"can be opened, {folder.parent / 'model'}, when it ends"
+                )
         return folder
     if (PRETRAINED / folder / "config.json").is_file():
         return PRETRAINED / folder

@@ -117,6 +117,8 @@ def test_a_run_of_adapters_goes_on_as_if_it_had_not_stopped(source, tmp_path, ca
     file = tmp_path / "run" / "model" / "adapter_model.safetensors"
     expected = load_file(file)
     shutil.rmtree(tmp_path / "run" / "model")
+    assert main(["generate", "--model", str(tmp_path / "run" / "step-00000002")]) == 2
+    assert "has adapters that are being trained" in said_error(capsys)
     shutil.rmtree(tmp_path / "run" / "step-00000003")
     assert train(way, source, tmp_path, *every) == 0
     assert "going on after step 2" in capsys.readouterr().out
