@@ -26,7 +26,14 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lm_from_scratch.limits import shown
 from lm_from_scratch.text import streaming, tokenizer_files
-from lm_from_scratch.text.tokenizer_files import NO_FILES, TokenizerFiles, check_texts, one_line
+from lm_from_scratch.text.tokenizer_files import (
+    NO_FILES,
+    TokenizerFiles,
+    check_ids,
+    check_texts,
+    checked,
+    one_line,
+)
 
 END_OF_TEXT = "<|endoftext|>"  # stands between documents; a model that produces it has finished
 
@@ -147,7 +154,7 @@ class Tokenizer:
             show_progress=show_progress,
         )
         names = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
-        parts = (part for text in texts for part in names.split(text))
+        parts = (part for text in checked(texts) for part in names.split(text))
         backend.train_from_iterator(parts, trainer)
         tokenizer_files.put_in_front(backend, end_token)
         return cls(backend, end_token)
@@ -235,10 +242,7 @@ class Tokenizer:
         """
         if after:
             return streaming.gained(self.decode(after), self.decode([*after, *ids]))
-        for token in ids:
-            if not 0 <= token < 2**32:
-                raise ValueError(f"token id {token} is not in 0 ... {2**32 - 1}")
-        return self.backend.decode(list(ids), skip_special_tokens=False)
+        return self.backend.decode(check_ids(ids), skip_special_tokens=False)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token alone; bytes that are no whole character show as U+FFFD."""

@@ -10,8 +10,9 @@ No file is trusted: whatever is damaged is a ``ValueError`` of one line that nam
 """
 
 import json
+import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ import tokenizers
 from tokenizers import AddedToken, models, processors
 
 from lm_from_scratch.files import whole_file
+from lm_from_scratch.limits import shown
 from lm_from_scratch.text import tokenizer_classes
 from lm_from_scratch.text.tokenizer_classes import class_of, follow_class
 
@@ -90,6 +92,34 @@ def one_line(what: object) -> Iterator[None]:
         raise ValueError(
             f"{what}: {' '.join(str(error).split()) or type(error).__name__}"
         ) from error
+
+
+def check_ids(ids: Any) -> list[int]:
+    """The token ids as a list of integers. Raises ``ValueError`` for what are none."""
+    try:
+        return [check_id(token) for token in ids]
+    except TypeError as error:  # one alone
+        raise ValueError(f"{shown(ids)} is no list of token ids") from error
+
+
+def check_id(token: Any) -> int:
+    """A token id as an integer. Raises ``ValueError`` for what is none."""
+    try:
+        number = -1 if isinstance(token, bool) else operator.index(token)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**32:
+        raise ValueError(f"token id {shown(token)} is not in 0 ... {2**32 - 1}")
+    return number
+
+
+def checked(texts: Any) -> Iterator[str]:
+    """Each text, once it is known to be one. Raises ``ValueError`` as :func:`check_texts`."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise ValueError(f"{shown(texts)} is no list of texts")
+    for text in texts:
+        check_texts([text])
+        yield text
 
 
 def check_texts(texts: Any) -> None:

@@ -23,6 +23,7 @@ from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.galore import GaLore
 from lm_from_scratch.optim.muon import Muon
+from lm_from_scratch.text.tokenizer import Tokenizer
 
 MODELS = {"gpt2": tiny_gpt2(), "qwen2": tiny_qwen2()}
 MODEL = MODELS["gpt2"]
@@ -134,3 +135,38 @@ def test_an_optimizer_takes_floating_point_numbers_alone(cls) -> None:
         says(f"a parameter is {dtype}", lambda d=dtype: cls([torch.zeros(2, 2, dtype=d)]))
     for lr in ("1e-3", None, [1e-3], math.nan):
         says(f"lr={lr} must be finite", lambda lr=lr: cls([torch.zeros(2, 2)], lr=lr))
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([1.5], "token id 1.5 is not in 0 ..."),
+        ([True], "token id True is not in 0 ..."),
+        (["a"], "token id 'a' is not in 0 ..."),
+        ([[1, 2]], "token id [1, 2] is not in 0 ..."),
+        ([-1], "token id -1 is not in 0 ..."),
+        (torch.tensor([[1, 2]]), "token id tensor([1, 2]) is not in 0 ..."),
+        (torch.tensor(5), "tensor(5) is no list of token ids"),
+        (5, "5 is no list of token ids"),
+        (None, "None is no list of token ids"),
+    ],
+)
+def test_what_are_no_token_ids_have_no_text(ids: Any, words: str) -> None:
+    tokenizer = Tokenizer.train(["some text"], 260)
+    says(words, lambda: tokenizer.decode(ids))
+    if words.startswith("token id"):
+        says(words, lambda: list(tokenizer.stream(ids)))
+    assert tokenizer.decode(torch.tensor([66, 67])) == tokenizer.decode([66, 67])
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ("some text", "'some text' is no list of texts"),
+        (5, "5 is no list of texts"),
+        ([1, 2], "a int where a text is needed: 1"),
+        (["a\ud800"], "the text holds half of a surrogate pair"),
+    ],
+)
+def test_a_tokenizer_is_trained_on_texts(texts: Any, words: str) -> None:
+    says(words, lambda: Tokenizer.train(texts, 260))
