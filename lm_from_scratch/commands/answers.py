@@ -26,6 +26,7 @@ from lm_from_scratch.commands.setups import (
     tokenizer_for,
 )
 from lm_from_scratch.commands.train_options import Dpo, Grpo, Sft, TrainOptions
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.heads import Classifier
 from lm_from_scratch.models.interface import CausalLM
@@ -46,6 +47,8 @@ from lm_from_scratch.training.rollouts import Question, Rollouts, mean_reward
 
 #: So many questions of a task are asked in turn, and so many held-out ones at the end.
 ASKED, HELD_OUT = 10_000, 500
+#: How these are asked: what is learned shows in answers that are drawn, more than in the likeliest.
+SAMPLERS = Sampler(), GREEDY
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -136,14 +139,15 @@ def rewards(out: Path, options: TrainOptions, way: Grpo, group: Processes) -> Se
         max_new_tokens=way.max_new_tokens,
     )
     refuse_other_text(out, key)
-    before = mean_reward(batches, held_out)
+    before = [mean_reward(batches, held_out, sampler) for sampler in SAMPLERS]
 
     def result(trained: CausalLM) -> str:
         batches.model = trained
-        after = mean_reward(batches, held_out)
+        after = [mean_reward(batches, held_out, sampler) for sampler in SAMPLERS]
         return (
-            f"mean reward of the likeliest answers to {len(held_out)} held-out questions: "
-            f"{before:.3f} before, {after:.3f} after"
+            f"mean reward of answers to {len(held_out)} held-out questions, before and after: "
+            f"sampled {before[0]:.2f} and {after[0]:.2f}, the likeliest {before[1]:.2f} and "
+            f"{after[1]:.2f}"
         )
 
     summary = f"{len(asked)} questions to learn from, {len(held_out)} held out"

@@ -209,14 +209,19 @@ def log_probs_by(model: CausalLM, batch: Batch, dtype: str) -> Tensor:
         return token_log_probs(logits, there.targets).cpu()
 
 
-def mean_reward(rollouts: Rollouts, questions: Sequence[Question], rows: int = 64) -> float:
-    """The mean reward of the likeliest answer to each question (greedy), ``rows`` at a time. Raises
-    ``ValueError`` if there is none."""
+def mean_reward(
+    rollouts: Rollouts,
+    questions: Sequence[Question],
+    sampler: Sampler = GREEDY,
+    rows: int = 64,
+) -> float:
+    """The mean reward of an answer to each question, by default of the likeliest one; ``rows`` at a
+    time. Raises ``ValueError`` if there is none."""
     if not questions:
         raise ValueError("there is no question to answer")
     total = 0.0
     for first in range(0, len(questions), rows):
         asked = questions[first : first + rows]
-        answers = rollouts.sampled(asked, 1, GREEDY)
+        answers = rollouts.sampled(asked, 1, sampler, seed=first)
         total += float(rollouts.judged(asked, answers).sum())
     return total / len(questions)

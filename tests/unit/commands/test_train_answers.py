@@ -103,7 +103,8 @@ def test_preferences_are_learned(run, tmp_path) -> None:
 def test_rewards_are_learned_from(run, tmp_path) -> None:
     code, said, _ = run("grpo", None, "--group-size", "2", "--kl", "0.1")
     assert code == 0 and "16 questions to learn from, 4 held out" in said
-    assert "mean reward of the likeliest answers to 4 held-out questions: " in said
+    line = "mean reward of answers to 4 held-out questions, before and after: sampled 0.00 and 0.00"
+    assert line in said and "the likeliest 0.00 and 0.00" in said
     steps = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [*range(1, 4)] == [step["step"] for step in steps]
     assert all(0 <= step["reward"] <= 1 for step in steps)

@@ -7,7 +7,7 @@ import torch
 from tiny_models import chat_tokenizer, enlarge_, tiny_gpt2, tiny_qwen2
 
 from lm_from_scratch.generation.generate import complete, generate
-from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.runs.config import TrainConfig, train
 from lm_from_scratch.runs.distributed import Processes
@@ -261,8 +261,21 @@ def test_the_mean_reward_is_that_of_the_likeliest_answers(tokenizer) -> None:
         (ids,) = complete(generate(model, [question.ids], 7, GREEDY, STOPS))
         total += small(tokenizer.decode([token for token in ids if token not in STOPS]))
     for rows in (1, 3, 64):
-        got = mean_reward(batches, batches.questions, rows)
+        got = mean_reward(batches, batches.questions, rows=rows)
         assert got == pytest.approx(total / len(batches.questions))
+
+
+def test_the_mean_reward_of_answers_that_are_drawn(tokenizer) -> None:
+    """Each with random numbers of its own, whatever is asked together."""
+    model = model_of()
+    batches = rollouts(tokenizer, model)
+    prompts = [question.ids for question in batches.questions]
+    answers = complete(generate(model, prompts, 7, Sampler(), STOPS))
+    texts = [tokenizer.decode([t for t in answer if t not in STOPS]) for answer in answers]
+    for rows in (1, 3, 64):
+        got = mean_reward(batches, batches.questions, Sampler(), rows)
+        assert got == pytest.approx(sum(map(small, texts)) / len(texts))
+    assert got != pytest.approx(mean_reward(batches, batches.questions))
 
 
 def test_what_does_not_fit_is_refused(tokenizer) -> None:
