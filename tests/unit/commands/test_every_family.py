@@ -295,6 +295,16 @@ def convert(s: Session) -> None:
     assert configs[0] == configs[1]
 
 
+def from_half(s: Session) -> None:
+    """A folder in bfloat16, as most are published, is read by every command."""
+    half, codes = s.out / "half", s.out / "codes"
+    s.run("convert", s.files.model, "--out", half, "--dtype", "bfloat16")
+    assert s.greedy(half).startswith(PROMPTS[0])  # in the dtype that is measured to be faster
+    s.run("generate", "--model", half, "--prompts", s.files.prompts, *GREEDY, "--dtype", "bfloat16")
+    s.run("quantize", half, "--out", codes, "--bits", 4, "--group-size", 16)
+    s.run("train", "--from", half, "--out", s.out / "run", "--sft", s.files.answers, *STEPS)
+
+
 def describe(s: Session) -> None:
     said = s.run("describe", s.files.model)
     assert said.startswith(f"{s.files.model / 'config.json'}: {s.files.model.name}\n")
@@ -338,7 +348,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     for command in (
         plain, layouts, in_bfloat16, sampled, beams, prompts, chat, drafts, pretraining, by_onednn,
         measured, galore, muon, in_backward, sft, dpo, grpo, classify, in_8_bits, in_4_bits,
-        convert, describe, lora, adapters,
+        convert, from_half, describe, lora, adapters,
     )
 }  # fmt: skip
 #: Of the family with the oddest layers everything is tried in `make test`, of the others a text.
