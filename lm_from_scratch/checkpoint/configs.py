@@ -93,9 +93,11 @@ def config_to_dict(
 
 
 def family(config: Qwen2Config) -> str:
-    """The ``model_type`` under which a config that was made here is published."""
+    """The ``model_type`` under which a config that was made here is published. That of Llama must
+    have whole heads: their number divides the features."""
     if type(config) is Qwen2Config and config.qkv_bias == config.o_bias:
-        return "llama" if config.sliding_window is None else "mistral"
+        plain = config.sliding_window is None and config.n_embd % config.n_head == 0
+        return "llama" if plain else "mistral"
     return next(name for name, dialect in DIALECTS.items() if dialect.config is type(config))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from lm_from_scratch.checkpoint.configs import ELSEWHERE, config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.dialects import DIALECTS
+from lm_from_scratch.models.qwen2 import Qwen2Config
 
 each_family = pytest.mark.parametrize("family", DIALECTS)
 
@@ -126,3 +127,17 @@ def test_an_odd_value_of_any_key_is_read_at_once_or_refused_in_one_line(family: 
                 assert message.isprintable() and len(message) < 600, (key, message)
             assert time.monotonic() - start < 5, (key, odd)  # and not a list of 2e9 layers
     assert refused > 100
+
+
+@pytest.mark.parametrize("sizes", [(14, 3), (16, 4)])
+def test_what_is_made_here_has_a_model_type_that_transformers_accepts(sizes) -> None:
+    """Llama's config refuses heads that do not divide the features, Mistral's does not."""
+    from transformers import AutoConfig
+
+    n_embd, n_head = sizes
+    config = Qwen2Config(
+        n_embd=n_embd, n_head=n_head, n_kv_head=n_head, head_dim=4, n_layer=1, qkv_bias=False
+    )
+    written = config_to_dict(config)
+    assert AutoConfig.for_model(**written).hidden_size == n_embd
+    assert config_from_dict(written) == config
