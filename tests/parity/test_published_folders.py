@@ -147,6 +147,8 @@ def test_a_folder_of_others_is_opened_generated_from_trained_and_opened_there_ag
     backend = make()
     PreTrainedTokenizerFast(tokenizer_object=backend, **words).save_pretrained(folder)
     length = dict(n_positions=64) if family == "gpt2" else dict(max_position_embeddings=128)
+    if family == "llama":
+        length |= dict(attention_bias=True, mlp_bias=True)
     twin: Any = theirs(family, 4, vocab_size=backend.get_vocab_size() + 5, **length)
     twin.save_pretrained(folder)
     if targets:
