@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lm_from_scratch.limits import shown
+
 Config = Mapping[str, Any]
 #: What a config says of an idea, and the keys that say it.
 Said = tuple[str, tuple[str, ...]]
@@ -32,6 +34,21 @@ NEXT = ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers", "
 SINKS = ("add_full_attention_sink_bias", "add_swa_attention_sink_bias")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap")
 RECURRENT = ("linear_attention", "recurrent", "mamba", "mamba2", "conv", "kda")
+#: What a cache keeps otherwise than is counted here: fewer layers, or keys of other widths.
+UNCOUNTED = (
+    "per_layer_config",
+    "multi_query",
+    "attn_layer_period",
+    "num_kv_shared_layers",
+    "attention_k_eq_v",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "swa_num_key_value_heads",
+    "swa_head_dim",
+    "index_head_dim",
+    "indexer_head_dim",
+)
+WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size")
 LOCAL = ("sliding_attention", "chunked_attention", "hybrid_sliding")
 
 
@@ -105,7 +122,7 @@ def _grouped(config: Config) -> Said | None:
 
 
 def _window(config: Config) -> Said | None:
-    size = number(config, "sliding_window", "attention_chunk_size", "attention_window_size")
+    size = number(config, *WINDOWS)
     kinds = layer_kinds(config)
     some = sum(kind in LOCAL for kind in kinds)
     if not size or config.get("use_sliding_window") is False or (kinds and not some):
@@ -147,7 +164,7 @@ def _latent(config: Config) -> Said | None:
     rank, turned = number(config, "kv_lora_rank"), number(config, "qk_rope_head_dim")
     if not rank:
         return None
-    own = f" and {turned[0]} turned features" if turned else ""
+    own = f" and a key of {turned[0]} for all heads" if turned else ""
     return f"a latent of {rank[0]}{own}", (rank[1], *([turned[1]] if turned else []))
 
 
@@ -196,7 +213,7 @@ def _thetas(config: Config) -> Said | None:
     listed = config.get("layer_rope_theta")
     if isinstance(listed, list):
         tables, key = (
-            {str(i): t for i, t in enumerate(listed) if isinstance(t, int | float)},
+            {str(i): t for i, t in enumerate(listed) if isinstance(t, int | float) and t > 0},
             "layer_rope_theta",
         )
     elif local := config.get("rope_local_base_freq"):
@@ -402,7 +419,7 @@ def cached_numbers(config: Config, tokens: int) -> int:
     each = 2 * heads[0] * features
     if rank := number(config, "kv_lora_rank"):
         each = rank[0] + (number(config, "qk_rope_head_dim") or (0, ""))[0]
-    size = number(config, "sliding_window")
+    size = number(config, *WINDOWS)
     window = min(tokens, size[0]) if size else tokens
     alike = "sliding_attention" if _window(config) else "full_attention"
     kinds = Counter(layer_kinds(config)) or Counter({alike: layers[0]})
@@ -418,6 +435,9 @@ def cached_numbers(config: Config, tokens: int) -> int:
             total += count * (window * features + summaries * wide.get(kind, features))
         return total
     lengths = dict.fromkeys(LOCAL, window) | dict.fromkeys(RECURRENT, 0)
+    keys = UNCOUNTED if rank else (*UNCOUNTED, "v_head_dim")  # in MLA part of the latent
+    if unlike := [key for key in keys if config.get(key)]:
+        raise ValueError(f"{unlike[0]}={shown(config[unlike[0]])}: such a cache is not counted")
     return sum(count * each * lengths.get(kind, tokens) for kind, count in kinds.items())
 
 

@@ -31,7 +31,7 @@ FILLED = {
 }  # fmt: skip
 #: Keys of a config that say nothing of how a model is built.
 DULL = re.compile(
-    r"dropout|_pdrop|token_id|initializer|_loss|loss_|aux|jitter|output_|chunk_size|architectures"
+    r"dropout|_pdrop|token_id|initializer|_loss|loss_|aux|jitter|output_|chunk_size_feed|architectures"
     r"|dtype|use_cache|classifier|pretraining_tp|_init$|_init_|time_step|transformers_version|_eps$|_epsilon$"
 )
 FEED_FORWARD = re.compile(r"layers\.\d+\.(mlp|feed_forward|block_sparse_moe|moe)$")
@@ -286,6 +286,45 @@ def positions(model: Any, has: Callable[[str], bool]) -> Iterator[tuple[str, str
     turning = rotating_layers(model)
     if layers and turning is not None and turning < layers:
         yield "unrotated", f"{layers - turning} of {layers} layers with attention do not turn"
+
+
+def cached(name: str, tokens: int) -> int:
+    """How many numbers the cache of `transformers` holds after a pass of so many tokens, without
+    what comes after attention. Raises whatever a pass on the meta device raises."""
+    import torch
+    import transformers
+
+    model, complete = built(name, transformers.AutoConfig.for_model(name))
+    if not complete:
+        raise ValueError(f"the default config of {name} says too little")
+    ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+    blocks = [module for name, module in model.named_modules() if FEED_FORWARD.search(name)]
+    for block in blocks:
+        block.forward = lambda x, *others, **more: x
+    try:
+        with torch.no_grad():
+            cache = model.eval()(ids, use_cache=True).past_key_values
+    except Exception:  # some return a pair
+        for block in blocks:
+            block.forward = lambda x, *others, **more: (x, None)
+        with torch.no_grad():
+            cache = model(ids, use_cache=True).past_key_values
+    return sum(tensor.numel() for tensor in {id(t): t for t in tensors_of(cache.layers)}.values())
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """The tensors of three and more dimensions inside of lists, dictionaries and layers."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield from [value] * (value.ndim > 2)
+    elif isinstance(value, Mapping):
+        yield from tensors_of([*value.values()])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_of(one)
+    elif hasattr(value, "update"):
+        yield from tensors_of(vars(value))
 
 
 def attending(model: Any) -> int:

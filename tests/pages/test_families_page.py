@@ -82,6 +82,30 @@ def test_all_families_are_as_stored() -> None:
     same([])
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "deepseek_v4",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ideas.families()),
+    ],
+)
+def test_a_cache_grows_as_cached_numbers_says_or_is_not_counted(name: str) -> None:
+    """From 256 tokens to 384: what transformers keeps, where a pass on the meta device can be
+    made. (A window of transformers keeps one token less than it sees.)"""
+    config, (few, many) = ideas.families()[name].config, (256, 384)
+    try:
+        ours = ideas.cached_numbers(config, many) - ideas.cached_numbers(config, few)
+    except ValueError:
+        return
+    try:
+        theirs = family_scan.cached(name, many) - family_scan.cached(name, few)
+    except Exception as error:
+        pytest.skip(f"no pass on the meta device: {type(error).__name__}")
+    assert ours == theirs
+
+
 def test_every_idea_leads_to_a_page_of_the_course() -> None:
     assert {idea.page for idea in ideas.IDEAS.values()} <= set(pages.in_order())
 

@@ -195,7 +195,7 @@ GOOD = ("equal", "refused", "without effect", "no model of transformers")
             pytest.param(family, head, seed, True, marks=pytest.mark.slow)
             for family in PUBLISHED
             for head in HEADS
-            for seed in SEEDS
+            for seed in (SEEDS[:1] if head else SEEDS)
         ),
     ],
 )

@@ -66,7 +66,7 @@ def said(**config: Any) -> dict[str, str]:
             "sigmoid",
             "scores by sigmoid",
         ),
-        (LATENT, "latent", "a latent of 64 and 8 turned features"),
+        (LATENT, "latent", "a latent of 64 and a key of 8 for all heads"),
         ({"attn_output_gate": True}, "gate", "the output of each head is scaled"),
         ({"partial_rotary_factor": 0.5}, "partial", "50% of the features turn"),
         ({"rotary_dim": 4}, "partial", "4 of 16 features turn"),

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
+from lm_from_scratch.__main__ import main
 from lm_from_scratch.checkpoint import weights
 from lm_from_scratch.checkpoint.folders import read_json
 from lm_from_scratch.checkpoint.weights import (
@@ -22,6 +23,7 @@ from lm_from_scratch.checkpoint.weights import (
     from_pretrained,
     save_pretrained,
 )
+from lm_from_scratch.commands.classify import line_of
 from lm_from_scratch.models.heads import SequenceClassifier
 
 Folders = dict[str, Path]
@@ -186,3 +188,36 @@ def test_shards_and_their_index_agree(sound: Folders, tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {n: f for n, f in places.items() if n != name}}))
     with pytest.raises(ValueError, match=f"holds '{name}', as another shard does"):
         from_pretrained(folder)
+
+
+ESCAPE = "\x1b[2J\x1b[31m\rred\nline"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen2", {"model_type": ESCAPE}),
+        ("qwen2", {"architectures": [ESCAPE + "ForAnyClassification"]}),
+        ("qwen2", {"layer_types": [ESCAPE] * 3}),
+        ("qwen2", {"rope_parameters": {"rope_type": ESCAPE}}),
+        ("qwen2", {"rope_parameters": {ESCAPE: {}}}),
+        ("qwen2", {"quantization_config": {"format": "lm_from_scratch", "int8": {ESCAPE: 1}}}),
+        ("gpt2", {"activation_function": ESCAPE}),
+        ("qwen2", {}),  # and a tensor of that name
+    ],
+)
+def test_what_a_file_says_moves_no_cursor(
+    family: str, changes: dict[str, Any], sound: Folders, tmp_path: Path, capsys: Any
+) -> None:
+    folder = copied(sound[family], tmp_path, **changes)
+    if not changes:
+        tensors = load_file(folder / "model.safetensors")
+        save_file(tensors | {ESCAPE: torch.zeros(1)}, folder / "model.safetensors")
+    assert main(["generate", "--model", str(folder), "--prompt", "a"]) == 2
+    out, err = capsys.readouterr()
+    assert err.removesuffix("\n").isprintable() and "\\x1b" in err and not out
+
+
+def test_the_name_of_a_label_moves_no_cursor() -> None:
+    line = line_of(torch.tensor([0.0, 9.0]), ["a", ESCAPE], None)
+    assert line.partition("\t")[0] == r"\x1b[2J\x1b[31m\rred\nline"
