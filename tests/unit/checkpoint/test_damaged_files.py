@@ -145,7 +145,8 @@ MORE = {
     "id2label": None, "label2id": None, "num_labels": None, "classifier_dropout": None,
     "hidden_dropout": None, "torch_dtype": "float32", "quantization_config": None,
     "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "problem_type": None,
-    "pad_token_id": None, "add_cross_attention": False, "unknown": 1,
+    "pad_token_id": None, "add_cross_attention": False, "unknown": 1, "is_causal": True,
+    "num_nextn_predict_layers": 0, "n_routed_experts": None, "auto_map": {"AutoModel": "a.B"},
 }  # fmt: skip
 
 
