@@ -39,6 +39,7 @@ UNCOUNTED = (
     "per_layer_config",
     "multi_query",
     "attn_layer_period",
+    "attention_hidden_size",
     "num_kv_shared_layers",
     "attention_k_eq_v",
     "global_head_dim",

@@ -237,9 +237,8 @@ def save_pretrained(
     but for what has changed since. Without it, the names of labels and ``generation_config.json``
     of the folder that the model came from are not written.
 
-    A classifier that was made here is written without a ``pad_token_id``, because ours finds
-    padding by position. To give ``transformers`` padded rows, set it there, to a token that no text
-    ends with.
+    A classifier whose config has no ``pad_token_id`` is written without one: it finds padding by
+    position. To give ``transformers`` padded rows, set it there, to a token that no text ends with.
 
     A folder that holds what this function writes, and nothing else, is replaced as a whole; but a
     tokenizer that stands there stays where none is given, and ``generation_config.json`` without
