@@ -82,7 +82,8 @@ def load_cache(
             raise ValueError(f"it has tensors that belong to nothing: {sorted(tensors)[:3]}")
         return cache
     except (
-        SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError
+        SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError,
+        MemoryError,
     ) as error:  # fmt: skip
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is no cache that can be loaded: {reason}") from error
