@@ -49,7 +49,12 @@ UNCOUNTED = (
     "index_head_dim",
     "indexer_head_dim",
 )
-WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size")
+WINDOWS = (
+    "sliding_window",
+    "sliding_window_size",
+    "attention_chunk_size",
+    "attention_window_size",
+)
 LOCAL = ("sliding_attention", "chunked_attention", "hybrid_sliding")
 
 
@@ -126,9 +131,10 @@ def _window(config: Config) -> Said | None:
     size = number(config, *WINDOWS)
     kinds = layer_kinds(config)
     some = sum(kind in LOCAL for kind in kinds)
-    if not size or config.get("use_sliding_window") is False or (kinds and not some):
+    beside = "compress_rates" in config  # every layer has a window, and what is summed up of all
+    if not size or config.get("use_sliding_window") is False or not (some or beside or not kinds):
         return None
-    if not kinds:
+    if not some:
         return f"{size[0]} tokens", (size[1],)
     return f"{size[0]} tokens in {some} of {len(kinds)} layers", (size[1], "layer_types")
 

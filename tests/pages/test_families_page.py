@@ -39,7 +39,7 @@ KNOWN = {
     "gemma3_text": ({"thetas", "qk_norm", "norm_after"}, {"cap", "experts"}),
     "kimi_linear": ({"delta", "latent", "unrotated"}, {"sinks"}),
     "mamba2": ({"state_space"}, {"delta", "unrotated"}),
-    "deepseek_v4": ({"hyper", "sinks", "sparse", "thetas", "router_bias"}, {"latent", "delta"}),
+    "deepseek_v4": ({"hyper", "sinks", "sparse", "window", "router_bias"}, {"latent", "delta"}),
     "qwen4_exp_text": ({"hyper", "delta", "gate", "sparse", "qk_norm"}, {"sinks", "latent"}),
     "glm5_next_text": ({"hyper", "latent", "delta", "sparse"}, {"sinks", "gate"}),
     "mistral_large4_text": ({"latent", "sparse", "cap", "unrotated"}, {"hyper", "sinks", "delta"}),
