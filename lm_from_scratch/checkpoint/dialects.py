@@ -223,81 +223,69 @@ _MISTRAL = _LLAMA | {
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
-_QWEN3_NEXT = (
-    _ABSENT
-    | _BIAS
-    | {
-        "num_hidden_layers": 48,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "hidden_size": 2048,
-        "head_dim": 256,
-        "intermediate_size": 5632,
-        "max_position_embeddings": 32768,
-        "eos_token_id": None,
-        "partial_rotary_factor": 0.25,
-        "layer_types": None,
-        "full_attention_interval": 4,
-        "num_experts": 512,
-        "mlp_only_layers": None,
-    }
-)
-_QWEN3_MOE = (
-    _ABSENT
-    | _BIAS
-    | {
-        "num_hidden_layers": 24,
-        "hidden_size": 2048,
-        "head_dim": None,
-        "num_key_value_heads": 4,
-        "intermediate_size": 6144,
-        "max_position_embeddings": 32768,
-        "eos_token_id": None,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "norm_topk_prob": False,
-        "mlp_only_layers": None,
-    }
-)
-_DEEPSEEK = (
-    _LLAMA
-    | _BIAS
-    | {
-        "vocab_size": 129280,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "max_position_embeddings": 4096,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "qk_rope_head_dim": 64,
-    }
-)
-_SMOLLM3 = (
-    _LLAMA
-    | _BIAS
-    | {
-        "mlp_bias": False,
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
-        "rope_theta": 2_000_000.0,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-        "pad_token_id": 128004,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": None,
-        "layer_types": None,
-        "no_rope_layers": None,
-        "no_rope_layer_interval": 4,
-    }
-)
+_QWEN3_NEXT = _ABSENT | {
+    "attention_bias": False,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "hidden_size": 2048,
+    "head_dim": 256,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "partial_rotary_factor": 0.25,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "num_experts": 512,
+    "mlp_only_layers": None,
+}
+_QWEN3_MOE = _ABSENT | {
+    "attention_bias": False,
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "norm_topk_prob": False,
+    "mlp_only_layers": None,
+}
+_DEEPSEEK = _LLAMA | {
+    "attention_bias": False,
+    "vocab_size": 129280,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "qk_rope_head_dim": 64,
+}
+_SMOLLM3 = _LLAMA | {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "rope_theta": 2_000_000.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "pad_token_id": 128004,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": None,
+    "layer_types": None,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
+}
 #: How DeepSeek's own code routes; that of ``transformers`` knows no other way, and reads no key.
 _ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
