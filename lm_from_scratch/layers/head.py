@@ -6,6 +6,17 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.limits import shown
+
+
+def columns(x: Tensor, keep: slice | Tensor) -> Tensor:
+    """The columns of ``x`` (B, T, C) that are to be scored: a slice of them, or those with these
+    indices. Raises ``ValueError`` for anything else."""
+    indices = isinstance(keep, Tensor) and keep.dim() == 1 and not keep.is_floating_point()
+    if not isinstance(keep, slice) and not indices:
+        raise ValueError(f"keep={shown(keep)} must be a slice, or a tensor of indices")
+    return x[:, keep]
+
 
 class Head(nn.Module):
     """Logits (..., V) of hidden states ``x`` (..., C): their product with ``weight`` (V, C).

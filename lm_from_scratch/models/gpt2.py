@@ -31,7 +31,7 @@ from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, check_cache, known
 from lm_from_scratch.layers.activation import ACTIVATIONS, Activation
 from lm_from_scratch.layers.embedding import embedded
-from lm_from_scratch.layers.head import TiedHead
+from lm_from_scratch.layers.head import TiedHead, columns
 from lm_from_scratch.layers.layer_norm import LayerNorm
 from lm_from_scratch.limits import Count, Positive, Share, TokenId, TokenIds, check, multiple_of
 from lm_from_scratch.models.interface import CausalLM
@@ -247,4 +247,4 @@ class GPT2LMHeadModel(CausalLM):
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
         x = self.transformer(idx, positions=positions, documents=documents, cache=cache)
-        return self.lm_head(x[:, keep])
+        return self.lm_head(columns(x, keep))

@@ -30,7 +30,7 @@ from lm_from_scratch.cache.interface import NO_CACHE, Cache, LayerCache, check_c
 from lm_from_scratch.layers.activation import Activation
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.gated_mlp import GatedMLP
-from lm_from_scratch.layers.head import Head, TiedHead
+from lm_from_scratch.layers.head import Head, TiedHead, columns
 from lm_from_scratch.layers.norm import RMSNorm
 from lm_from_scratch.layers.rope import RopeScaling, RotaryEmbedding, Rotate, Theta, apply_rope
 from lm_from_scratch.limits import (
@@ -326,4 +326,4 @@ class Qwen2ForCausalLM(CausalLM):
         ``slice(-1, None)`` is the last, all that generation needs; a tensor of indices works too.
         """
         x = self.model(idx, positions=positions, documents=documents, cache=cache)
-        return self.lm_head(x[:, keep])
+        return self.lm_head(columns(x, keep))

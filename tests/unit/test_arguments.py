@@ -67,6 +67,10 @@ def test_what_are_no_token_ids(model, idx: Any, words: str) -> None:
         ({"positions": torch.ones(2, 3)}, "positions have dtype torch.float32"),
         ({"positions": torch.arange(3), "documents": 1}, "positions have shape (3,)"),
         ({"positions": torch.arange(3).expand(2, 3), "documents": [1]}, "documents are a list"),
+        ({"keep": 1.5}, "keep=1.5 must be a slice, or a tensor of indices"),
+        ({"keep": -1}, "keep=-1 must be a slice"),
+        ({"keep": None}, "keep=None must be a slice"),
+        ({"keep": torch.tensor([1.5])}, "keep=tensor([1.5000]) must be a slice"),
     ],
 )
 def test_what_is_no_cache_and_what_are_no_positions(model, options: Any, words: str) -> None:
