@@ -101,6 +101,16 @@ def test_a_small_vocabulary_need_not_name_its_tokens(family: str) -> None:
         type(config)(vocab_size=1, eos_token_id=5)
 
 
+@pytest.mark.parametrize("family", ["gpt2", *DIALECTS])
+def test_a_model_that_sees_what_comes_after_is_refused(family: str) -> None:
+    """Models of embeddings are published like this; transformers takes null for no as well."""
+    for value in (False, None, 0):
+        assert refusal(family, is_causal=value) == (
+            f"is_causal={value} is not supported, only is_causal=True"
+        )
+    assert config_from_dict({"model_type": family, "is_causal": True})
+
+
 #: Nothing that a file may hold; each would size a loop, differ from itself, or move a cursor.
 ODD = [
     None, True, -1, 0, 2.5, 2 * 10**9, 10**30, float("nan"), float("inf"), "x", "\x1b[31m\n", [],
