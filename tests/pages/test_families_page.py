@@ -87,7 +87,6 @@ def test_all_families_are_as_stored() -> None:
     "name",
     [
         "llama",
-        "deepseek_v4",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ideas.families()),
     ],
 )

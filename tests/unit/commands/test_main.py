@@ -229,6 +229,7 @@ def test_a_model_stored_in_bfloat16_is_run_so_where_it_is_faster(tmp_path, monke
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_onednn_multiplies_in_galore_too(tmp_path, monkeypatch) -> None:
     shapes = []
 

@@ -188,6 +188,7 @@ def test_a_table_that_makes_no_sense_is_left_alone(
     assert words in capsys.readouterr().err and Path(path).read_text() == data
 
 
+@pytest.mark.slow
 def test_any_other_value_in_the_table_for_programs_is_taken_or_refused_by_name(
     tmp_path: Path,
 ) -> None:
@@ -386,7 +387,7 @@ def test_replacing_torch_inside_the_function_fools_no_check(
 @pytest.mark.parametrize(
     ("how", "number"),
     [
-        (signal.SIGKILL, 20),
+        pytest.param(signal.SIGKILL, 20, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 60, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, 60, marks=pytest.mark.slow),
     ],
