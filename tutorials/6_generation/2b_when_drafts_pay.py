@@ -468,7 +468,7 @@ class Keeps(GrowingCache):
 class Stale(ModelDrafter):
     def start(self, model, sampler, longest, n_draft):
         cache = Keeps(self.model.config.n_layer)
-        return partial(self._propose, sampler, cache)
+        return partial(self._propose, sampler, cache, model.config.vocab_size)
 
 
 stale = list(speculate(gpt2, Stale(qwen2), prompts, new, GREEDY))
