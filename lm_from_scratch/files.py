@@ -68,8 +68,8 @@ def open_text(path: str | Path) -> TextIO:
     """A text that the reader names, as UTF-8, without the mark that some programs put first: a
     file, or a pipe, as ``<(command)`` makes one.
 
-    Raises ``OSError`` for a folder, ``ValueError`` for a device, and for a pipe into which nobody
-    writes.
+    Raises ``OSError`` for a folder, ``ValueError`` for a device, and for a pipe with a name out of
+    which nothing comes for a while.
     """
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):

@@ -209,8 +209,10 @@ def load_training_state(
 
 
 def _difference(name: str, theirs: Any, ours: Any) -> str:
-    """The first value that differs, as a sentence; empty if none does."""
+    """The first value that differs, as a sentence; empty if none does. What an older record does
+    not know was off."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        parts = (_difference(key, theirs.get(key), ours.get(key)) for key in {**theirs, **ours})
+        keys = [key for key in {**theirs, **ours} if key in theirs or ours[key]]
+        parts = (_difference(key, theirs.get(key), ours.get(key)) for key in keys)
         return next((part for part in parts if part), "")
     return "" if theirs == ours else DIFFERENCES.get(name, f"{name} was {theirs}, now it is {ours}")

@@ -86,7 +86,7 @@ def write(folder: Path, texts: Iterable[tuple[Path, str]]) -> Iterator[tuple[Pat
         raise ValueError(f"{error}. Remove it: what you have changed stays") from error
     for relative, text in texts:
         path, key = folder / relative, relative.as_posix()
-        known = {record.get(key), digest(text)}
+        known = [record.get(key), digest(text)]  # what a damaged record holds need not be a text
         untouched = not path.exists() or sha256(path) in known
         if untouched:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,10 @@ def set_aside(file: Path) -> dict[str, Any]:
     number = 1
     while (place := file.with_name(f"{file.stem}-damaged-{number}{file.suffix}")).exists():
         number += 1
-    file.replace(place)
+    try:
+        file.replace(place)
+    except FileNotFoundError:  # another program was faster
+        return {}
     print(f"{file} is damaged. It is now {place}, and a new one begins.", file=sys.stderr)
     return {}
 
@@ -86,7 +89,7 @@ def change(name: str, new: Callable[[Entry], Entry]) -> str:
                 write_text(file, json.dumps(known, indent=1, sort_keys=True) + "\n")
     except ValueError as error:
         return str(error)
-    except (OSError, RecursionError):
+    except (OSError, RecursionError, NotImplementedError):  # the last: no locks here
         return f"{path()} cannot be read or written"
     return ""
 

@@ -165,7 +165,8 @@ def save_lora(
 
 def base_folder(folder: Path) -> Path:
     """Where the model of a folder lies: there, or, of an adapter alone, in the folder that the
-    adapter names, from here, from the adapter's folder, or beside it, or on the hub.
+    adapter names, from here, from the adapter's folder, or beside it, or on the hub. Where a full
+    path is gone, a neighbour of the same name may be another model.
 
     Raises ``ValueError`` for an adapter whose base is not at hand.
     """
@@ -177,7 +178,8 @@ def base_folder(folder: Path) -> Path:
     if not isinstance(base, str) or not base:
         raise ValueError(f"{folder} holds an adapter that does not say of which model: {remedy}")
     beside = folder.resolve().parent
-    for place in (Path(base), folder / base, beside / base, beside / Path(base).name):
+    neighbour = folder if Path(base).is_absolute() else beside / Path(base).name
+    for place in (Path(base), folder / base, beside / base, neighbour):
         if (place / "config.json").is_file():
             return place
     try:

@@ -10,8 +10,8 @@ tokens         decoded                said
 ``▁the``       ``the``                (it is the prompt)
 ``▁cat``       ``the cat``            `` cat``
 ``<0xC3>``     ``the cat`` U+FFFD     nothing yet: half a character
-``<0xA9>``     ``the caté``           nothing yet: another byte may follow
-``▁sat``       ``the caté sat``       ``é sat``
+``<0xA9>``     ``the caté``           ``é``
+``▁sat``       ``the caté sat``       `` sat``
 =============  =====================  ===================================
 """
 
@@ -23,6 +23,12 @@ from operator import eq
 #: A token that is one byte, of vocabularies that spell rare characters in bytes (byte fallback).
 #: Their decoder takes bytes side by side together: one that fits badly spoils those before it.
 BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+#: What can be read: neither a space, which a decoder may drop at the start, nor half a character.
+VISIBLE = re.compile(r"[^\s\ufffd]")
+
+#: So many tokens, of which the last three may be a part of a character, are enough to wait for one.
+PATIENCE = 8
 
 
 def common(a: Sequence[object], b: Sequence[object]) -> int:
@@ -43,23 +49,58 @@ def stream(
     after: Sequence[int] = (),
 ) -> Iterator[str]:
     """What ``ids`` say behind the tokens ``after``, piece by piece: joined, it is what
-    ``decode([*after, *ids])`` gains over ``decode(after)``.
+    ``decode([*after, *ids])`` gains over ``decode(after)``. Only where bytes turn out to be no
+    text, characters before them have been said that the whole does not have.
 
-    A piece never ends inside a character: its bytes wait until it is whole, or until the end.
+    A piece never ends inside a character: its bytes wait until it is whole, or cannot be.
     """
-    context, waiting = list(after), []
+
+    def is_byte(token: int) -> bool:
+        return bool(BYTE.fullmatch(token_of(token) or ""))
+
+    context = ending(decode, is_byte, after)
+    spaces: list[int] = []
+    waiting: list[int] = []
     for token in ids:
         decode([token])  # an id that cannot be is refused here
+        if token_of(token) is None:  # such an id is not seen by a decoder
+            continue
         waiting.append(token)
-        name = token_of(token)
-        if name is None or BYTE.fullmatch(name):  # an id without a token is not seen by a decoder
-            continue
-        text = decode([*context, *waiting])
-        piece = gained(decode(context), text)
-        if not piece or text.endswith("\ufffd"):
+        before = decode([*context, *spaces])
+        text = decode([*context, *spaces, *waiting])
+        end = len(waiting)
+        if text.endswith("\ufffd"):
+            if end < PATIENCE:
+                continue
+            for shorter in range(end - 3, 0, -1):  # the last may still become a character
+                if text.startswith(part := decode([*context, *spaces, *waiting[:shorter]])):
+                    text, end = part, shorter
+                    break
+        if not (piece := gained(before, text)):
             continue
         yield piece
-        # A word is enough context; a space alone could be one that a decoder drops at the start.
-        context, waiting = ([] if piece.strip() else context) + waiting, []
-    if waiting and (piece := gained(decode(context), decode([*context, *waiting]))):
-        yield piece
+        done, waiting = waiting[:end], waiting[end:]
+        while done and is_byte(done[-1]):  # bytes that follow are read apart from these
+            done.pop()
+        if VISIBLE.search(decode(done)):
+            context, spaces = done, []
+        elif done:
+            spaces = done
+    if waiting:
+        before = decode([*context, *spaces])
+        if piece := gained(before, decode([*context, *spaces, *waiting])):
+            yield piece
+
+
+def ending(
+    decode: Callable[[Sequence[int]], str], is_byte: Callable[[int], bool], ids: Sequence[int]
+) -> list[int]:
+    """The last of ``ids``, as many as the text behind them depends on: something that can be read,
+    and no part of a run of bytes."""
+    length = 1
+    while length < len(ids):
+        last = ids[-length:]
+        if not is_byte(last[0]) and VISIBLE.search(decode(last)):
+            return list(last)
+        length *= 2
+    return list(ids)

@@ -240,7 +240,7 @@ class Tokenizer:
 
         With the ids that they come ``after``: what they add to the text of those.
         """
-        if after:
+        if len(after):
             return streaming.gained(self.decode(after), self.decode([*after, *ids]))
         return self.backend.decode(check_ids(ids), skip_special_tokens=False)
 

@@ -199,7 +199,10 @@ def advice(path: Path) -> str:
 
 
 #: Which tokenizer a model has whose folder does not name it.
-FAMILIES = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer"}
+FAMILIES = {
+    "gpt2": "GPT2Tokenizer",
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
+}
 
 
 def _model_type(folder: Path) -> str:
@@ -220,6 +223,10 @@ def write(backend: tokenizers.Tokenizer, files: TokenizerFiles, eos: int | None,
     contents = dict(files.contents)
     if not contents or _backend(files).to_str() != backend.to_str():
         contents["tokenizer.json"] = backend.to_str(pretty=True).encode()
+    name = files.settings.get("tokenizer_class")
+    if name and class_of(_settings(contents)) != class_of(files.settings):  # config.json said it
+        settings = {**_object(contents, "tokenizer_config.json"), "tokenizer_class": name}
+        contents["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
     end = None if eos is None else backend.id_to_token(eos)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
     contents.setdefault("tokenizer_config.json", (json.dumps(settings, indent=2) + "\n").encode())

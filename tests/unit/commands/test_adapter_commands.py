@@ -169,6 +169,7 @@ def test_the_base_is_found_where_the_adapter_names_it(adapted, tmp_path, monkeyp
 
 
 def test_a_base_that_is_not_at_hand_is_named_with_what_to_do(adapted, tmp_path, capsys) -> None:
+    shutil.copytree(adapted / "base", tmp_path / "all")  # a neighbour of the name of a lost one
     for number, (changes, message) in enumerate((
         ({"base_model_name_or_path": "an-owner/one"}, "an adapter of 'an-owner/one', which is not"),
         ({"base_model_name_or_path": "/nowhere/at/all"}, "an adapter of '/nowhere/at/all', which"),

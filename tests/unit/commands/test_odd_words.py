@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "describe model": (),
     f"train {TRAIN} --corpus notes --n-layer 1 --n-embd 8 --n-head 1 --vocab-size 260 "
     "--block-size 16": (),
-    f"{NUMBERS} --sft rows": ("--sft", "--from", "--lora-rank", "--seed", "--dtype"),
+    f"{NUMBERS} --sft rows": ("--sft", "--from", "--lora", "--lora-alpha", "--seed", "--dtype"),
     f"{NUMBERS} --dpo pairs": ("--dpo", "--beta"),
     f"{NUMBERS} --grpo rows --group-size 2 --max-new-tokens 2": (
         "--grpo", "--group-size", "--kl", "--max-new-tokens"
@@ -59,6 +59,8 @@ def options(command: str) -> Iterator[argparse.Action]:
 def cases(command: str) -> Iterator[list[str]]:
     """The command with each of its options, and each odd word behind it; with each odd word."""
     words = command.split()
+    flags = {flag for action in options(command) for flag in action.option_strings}
+    assert flags.issuperset(COMMANDS[command])
     for action in options(command):
         flag = action.option_strings[-1]
         if COMMANDS[command] and flag not in COMMANDS[command]:

@@ -75,6 +75,19 @@ def test_tokens_on_disk_that_are_not_what_was_written_are_made_again(whole, tmp_
     assert all(torch.equal(got[name], want) for name, want in whole.items())
 
 
+def test_a_run_goes_on_that_began_before_its_config_had_all_fields(whole, tmp_path) -> None:
+    newest = checkpoints(tmp_path / "run")[-1]
+    record = json.loads((newest / "training.json").read_text())
+    off = [key for key, value in record["recipe"]["model"].items() if not value]
+    assert off
+    for key in off:
+        del record["recipe"]["model"][key]
+    (newest / "training.json").write_text(json.dumps(record))
+    assert again(tmp_path) == 0
+    got = from_pretrained(tmp_path / "run" / "model").state_dict()
+    assert all(torch.equal(got[name], want) for name, want in whole.items())
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "training.json"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(whole, tmp_path, file) -> None:
     out = tmp_path / "run"

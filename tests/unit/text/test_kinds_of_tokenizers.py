@@ -23,7 +23,7 @@ from lm_from_scratch.generation.text import generate_text, until
 from lm_from_scratch.text.conversations import answered, continued
 from lm_from_scratch.text.examples import pair
 from lm_from_scratch.text.labelled import Labelled, LabelledBatches
-from lm_from_scratch.text.streaming import common
+from lm_from_scratch.text.streaming import common, stream
 from lm_from_scratch.text.tokenizer import Tokenizer
 
 #: Words that the tokenizers know, and anything.
@@ -68,15 +68,57 @@ def test_what_is_streamed_is_what_the_whole_gains(cases) -> None:
         new = data.draw(st.one_of(tokens(tokenizer), st.just(tokenizer.encode(text))))
         whole, start = tokenizer.decode([*before, *new]), tokenizer.decode(before)
         pieces = list(tokenizer.stream(iter(new), after=before))
+        assert all(pieces)
+        if "\ufffd" in whole:  # bytes that are no text: characters beside them may have been said
+            said = iter("".join(pieces))
+            gain = tokenizer.decode(new, after=before)
+            assert all(character in said for character in gain if character != "\ufffd")
+            return
         assert "".join(pieces) == tokenizer.decode(new, after=before)
-        assert whole.endswith("".join(pieces)) and all(pieces)
+        assert whole.endswith("".join(pieces))
         if whole.startswith(start):
             assert start + "".join(pieces) == whole
-        if "\ufffd" not in whole:
-            assert not any("\ufffd" in piece for piece in pieces)
+        assert not any("\ufffd" in piece for piece in pieces)
         assert "".join(tokenizer.stream(new)) == tokenizer.decode(new)
 
     hold(law, cases, st.data(), NAMES, TEXT, TEXT, ALL_RULES)
+
+
+@pytest.mark.parametrize("name", ["<0x0A>", "<0xE7>", "▁"])
+def test_a_token_without_end_costs_the_same_each_time(name) -> None:
+    """Also a byte, of which none may be half a character, behind a long prompt."""
+    tokenizer, lengths = kind("byte fallback, Metaspace"), []
+    token = tokenizer.backend.token_to_id(name)
+
+    def decode(ids):
+        lengths.append(len(ids))
+        return tokenizer.decode(ids)
+
+    before = [token, *tokenizer.encode("the cat")] * 200
+    pieces = stream(decode, tokenizer.backend.id_to_token, [token] * 400, before)
+    assert "".join(pieces) == tokenizer.decode([token] * 400, after=before)
+    assert sum(lengths) < 400 * 60
+
+
+def test_a_stop_string_of_bytes_ends_the_text_at_once() -> None:
+    tokenizer = kind("byte fallback, Metaspace")
+    newline, drawn = tokenizer.backend.token_to_id("<0x0A>"), []
+    ids = (drawn.append(newline) or newline for _ in range(300))
+    before = tokenizer.encode("the cat")
+    assert "".join(until(tokenizer.stream(ids, after=before), ["\n\n"])) == ""
+    assert len(drawn) < 5
+
+
+def test_what_config_json_says_of_a_tokenizer_goes_with_it(tmp_path) -> None:
+    """Into a folder without one, as that of an adapter."""
+    kind("byte-level").save(tmp_path)
+    settings = {"add_prefix_space": True, "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer.save(tmp_path / "adapter")
+    again = Tokenizer.load(tmp_path / "adapter")
+    assert again.encode("the") == tokenizer.encode("the") == tokenizer.encode(" the")
 
 
 @CASES
