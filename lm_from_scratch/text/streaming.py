@@ -24,6 +24,12 @@ from operator import eq
 #: Their decoder takes bytes side by side together: one that fits badly spoils those before it.
 BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
+#: A byte that does not begin a character.
+INSIDE = re.compile("<0x[89ABab][0-9A-Fa-f]>")
+
+#: U+FFFD itself, in bytes: it looks like half a character, and is whole.
+REPLACEMENT = ["<0xEF>", "<0xBF>", "<0xBD>"]
+
 #: What can be read: neither a space, which a decoder may drop at the start, nor half a character.
 VISIBLE = re.compile(r"[^\s\ufffd]")
 
@@ -58,7 +64,7 @@ def stream(
     def is_byte(token: int) -> bool:
         return bool(BYTE.fullmatch(token_of(token) or ""))
 
-    context = ending(decode, is_byte, after)
+    context = ending(decode, token_of, after)
     spaces: list[int] = []
     waiting: list[int] = []
     for token in ids:
@@ -69,7 +75,7 @@ def stream(
         before = decode([*context, *spaces])
         text = decode([*context, *spaces, *waiting])
         end = len(waiting)
-        if text.endswith("\ufffd"):
+        if text.endswith("\ufffd") and [*map(token_of, waiting[-3:])] != REPLACEMENT:
             if end < PATIENCE:
                 continue
             for shorter in range(end - 3, 0, -1):  # the last may still become a character
@@ -93,14 +99,17 @@ def stream(
 
 
 def ending(
-    decode: Callable[[Sequence[int]], str], is_byte: Callable[[int], bool], ids: Sequence[int]
+    decode: Callable[[Sequence[int]], str],
+    token_of: Callable[[int], str | None],
+    ids: Sequence[int],
 ) -> list[int]:
-    """The last of ``ids``, as many as the text behind them depends on: something that can be read,
-    and no part of a run of bytes."""
-    length = 1
-    while length < len(ids):
-        last = ids[-length:]
-        if not is_byte(last[0]) and VISIBLE.search(decode(last)):
-            return list(last)
-        length *= 2
-    return list(ids)
+    """The tokens of ``ids`` that the text behind them depends on: the last that can be read, and
+    the few after it, spaces or bytes, from the beginning of a character."""
+    names = [token_of(token) or "" for token in ids]
+    last = len(ids) - 1
+    while last >= 0 and (BYTE.fullmatch(names[last]) or not VISIBLE.search(decode([ids[last]]))):
+        last -= 1
+    rest = max(last + 1, len(ids) - PATIENCE)
+    while rest < len(ids) and INSIDE.fullmatch(names[rest]):
+        rest += 1
+    return [*ids[last : last + 1], *ids[rest:]]

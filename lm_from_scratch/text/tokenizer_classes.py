@@ -61,7 +61,7 @@ def _as_llama(backend: tokenizers.Tokenizer, prefix: bool, legacy: bool) -> None
 def unknown(settings: Mapping[str, Any]) -> str | None:
     """What of the settings keeps :func:`from_merges` from making the tokenizer; None if nothing."""
     if (name := class_of(settings)) not in BYTE_LEVEL:
-        return name
+        return name or "a class that no file names"
     return next((key for key in ("add_bos_token", "add_eos_token") if settings.get(key)), None)
 
 

@@ -156,7 +156,6 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
         with one_line(path.parent):
             settings["tokenizer_class"] = FAMILIES.get(_model_type(path.parent))
     if from_merges:
-        settings["tokenizer_class"] = class_of(settings) or "GPT2Tokenizer"
         contents["tokenizer.json"] = _of_merges(path, settings)
     stored = TokenizerFiles(contents, settings)
     with one_line(f"{path} is not a tokenizer.json that can be read"):

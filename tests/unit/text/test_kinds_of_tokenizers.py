@@ -94,10 +94,15 @@ def test_a_token_without_end_costs_the_same_each_time(name) -> None:
         lengths.append(len(ids))
         return tokenizer.decode(ids)
 
-    before = [token, *tokenizer.encode("the cat")] * 200
-    pieces = stream(decode, tokenizer.backend.id_to_token, [token] * 400, before)
-    assert "".join(pieces) == tokenizer.decode([token] * 400, after=before)
-    assert sum(lengths) < 400 * 60
+    words = [token, *tokenizer.encode("the cat")] * 200
+    newline = tokenizer.backend.token_to_id("<0x0A>")
+    for before in (words, words + [newline] * 2000, [newline] * 2000):
+        lengths.clear()
+        pieces = stream(decode, tokenizer.backend.id_to_token, [token] * 400, before)
+        text = "".join(pieces)
+        if "\ufffd" not in tokenizer.decode([*before, token]):
+            assert text == tokenizer.decode([token] * 400, after=before)
+        assert sum(lengths) < 400 * 60
 
 
 def test_a_stop_string_of_bytes_ends_the_text_at_once() -> None:
@@ -276,7 +281,7 @@ def check_ids(tmp_path, written) -> None:
         assert ours.decode(ids) == reference.decode(ids, clean_up_tokenization_spaces=False)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen2"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen2", "qwen3", "qwen3_moe", "qwen3_next"])
 @pytest.mark.parametrize("named", [True, False], ids=["its class", "its model"])
 def test_vocabulary_and_merges_alone_are_those_of_transformers(family, named, tmp_path) -> None:
     written = json.loads(kind("byte-level").backend.to_str())["model"]
@@ -306,6 +311,21 @@ def test_vocabulary_and_merges_alone_are_those_of_transformers(family, named, tm
         with pytest.raises(ValueError, match=reason) as error:
             Tokenizer.load(tmp_path)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "mamba"}, {}, None])
+def test_vocabulary_and_merges_of_a_family_that_is_not_known_are_refused(config, tmp_path) -> None:
+    kind("byte-level").backend.model.save(str(tmp_path))
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"of a class that no file names, merges.*AutoTokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_the_replacement_character_itself_is_a_text() -> None:
+    tokenizer = kind("byte fallback, Metaspace")
+    before, new = tokenizer.encode("the cat"), tokenizer.encode("\ufffd" * 4)
+    assert "".join(tokenizer.stream(new, after=before)).strip() == "\ufffd" * 4
 
 
 def test_what_is_to_be_run_makes_the_tokenizer(tmp_path) -> None:
