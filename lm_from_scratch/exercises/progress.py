@@ -5,10 +5,12 @@ be copied to another machine. A file that cannot be written or read never stops 
 makes no sense is set aside, not overwritten. Several programs may write at the same time.
 """
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,37 +39,56 @@ def load() -> dict[str, Entry]:
     Raises ``ValueError`` where something else than a file is in its place, ``OSError`` where it
     cannot be read.
     """
-    return {name: entry for name, entry in record().items() if isinstance(entry, dict)}
-
-
-def record() -> dict[str, Any]:
-    """All that is in the file. Raises ``ValueError`` and ``OSError`` as :func:`load`."""
     file = path()
+    contents = contents_of(file)
+    if contents is None:  # unless somebody repairs it now
+        with locked(file):
+            contents = record(file)
+    return {name: entry for name, entry in contents.items() if isinstance(entry, dict)}
+
+
+def real(file: Path) -> Path:
+    """The file itself, where it is behind a link, which stays one."""
+    return Path(os.path.realpath(file))
+
+
+def contents_of(file: Path) -> dict[str, Any] | None:
+    """All that is in the file; None for what makes no sense. Raises ``ValueError`` and ``OSError``
+    as :func:`load`."""
+    if not file.is_file() and file.exists():  # a pipe would be waited for
+        raise ValueError(f"{file} is no file: set {VARIABLE} to one, or to a new name")
     try:
-        if not file.is_file() and file.exists():  # a pipe would be waited for
-            raise ValueError(f"{file} is no file: set {VARIABLE} to one, or to a new name")
-        text = file.read_text(encoding="utf-8-sig")
+        contents = json.loads(file.read_text(encoding="utf-8-sig") or "{}")
     except FileNotFoundError:
         return {}
-    except UnicodeDecodeError:
-        return set_aside(file)
-    try:
-        contents = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        return set_aside(file)
-    return contents if isinstance(contents, dict) else set_aside(file)
+        return None
+    return contents if isinstance(contents, dict) else None
 
 
-def set_aside(file: Path) -> dict[str, Any]:
-    """Give a damaged file a name under which nothing overwrites it, and say so; then nothing is
-    known."""
-    number = 1
-    while (place := file.with_name(f"{file.stem}-damaged-{number}{file.suffix}")).exists():
-        number += 1
+def locked(file: Path) -> AbstractContextManager[Any]:
+    """In the block, no other program writes or sets aside the file. Raises ``OSError`` if one does
+    so for long, and where files cannot be locked."""
+    from filelock import FileLock
+
+    place = real(file)
+    place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        file.replace(place)
-    except FileNotFoundError:  # another program was faster
-        return {}
+        return FileLock(place.with_name(f".{place.name}.lock")).acquire(timeout=PATIENCE)
+    except NotImplementedError as error:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(file)) from error
+
+
+def record(file: Path) -> dict[str, Any]:
+    """All that is in a file that is locked. What makes no sense gets a name under which nothing
+    overwrites it, that is said, and nothing is known."""
+    contents = contents_of(file)
+    if contents is not None:
+        return contents
+    number, damaged = 1, real(file)
+    while (place := damaged.with_name(f"{damaged.stem}-damaged-{number}{damaged.suffix}")).exists():
+        number += 1
+    damaged.replace(place)
     print(f"{file} is damaged. It is now {place}, and a new one begins.", file=sys.stderr)
     return {}
 
@@ -75,21 +96,18 @@ def set_aside(file: Path) -> dict[str, Any]:
 def change(name: str, new: Callable[[Entry], Entry]) -> str:
     """Change what is known about one exercise to what ``new`` makes of it; the file is replaced as
     a whole, by one program at a time. Why it could not be, or an empty string."""
-    from filelock import FileLock
-
     try:
-        file = Path(os.path.realpath(path()))  # a link stays one
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_name(f".{file.name}.lock"), timeout=PATIENCE):
-            known = record()
+        file = path()
+        with locked(file):
+            known = record(file)
             entry = known.get(name)
             entry = entry if isinstance(entry, dict) else {}
             if (changed := new(entry)) != entry:
                 known[name] = changed
-                write_text(file, json.dumps(known, indent=1, sort_keys=True) + "\n")
+                write_text(real(file), json.dumps(known, indent=1, sort_keys=True) + "\n")
     except ValueError as error:
         return str(error)
-    except (OSError, RecursionError, NotImplementedError):  # the last: no locks here
+    except (OSError, RecursionError):
         return f"{path()} cannot be read or written"
     return ""
 

@@ -158,6 +158,45 @@ def test_a_damaged_progress_is_set_aside_and_that_is_said(
     assert progress.load()["rope"]["points"] == 11.0
 
 
+def test_a_progress_that_is_repaired_meanwhile_is_not_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the reading of it and the lock another program has written a good one."""
+    good, read = {"rope": {"hints": 2}}, progress.contents_of
+    progress.path().write_text("{")
+
+    def repaired_afterwards(file: Path) -> dict[str, object] | None:
+        contents = read(file)
+        file.write_text(json.dumps(good))
+        return contents
+
+    monkeypatch.setattr(progress, "contents_of", repaired_afterwards)
+    assert progress.load() == good
+    assert json.loads(progress.path().read_text()) == good
+    assert not list(progress.path().parent.glob("*damaged*"))
+
+
+def test_a_damaged_progress_behind_a_link_is_kept(tmp_path: Path) -> None:
+    real = tmp_path / "work" / "elsewhere.json"
+    real.write_text('{"rope": ')
+    progress.path().symlink_to(real)
+    assert not progress.update("rope", hints=1)
+    assert progress.path().is_symlink() and progress.load() == {"rope": {"hints": 1}}
+    assert real.with_name("elsewhere-damaged-1.json").read_text() == '{"rope": '
+
+
+def test_where_nothing_can_be_locked_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(*args: object, **options: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    assert "cannot be read or written" in progress.keep("rope", 9.0, True, 0)
+    progress.path().write_text("{")
+    with pytest.raises(OSError, match="progress"):
+        progress.load()
+    assert progress.path().read_text() == "{"
+
+
 @pytest.mark.parametrize("text", ["", "\n{}", '\ufeff{"rms_norm": 5, "rope": {"hints": 1}}'])
 def test_a_progress_that_an_editor_has_touched_is_none_that_is_damaged(
     capsys: pytest.CaptureFixture[str], text: str
