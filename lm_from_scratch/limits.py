@@ -33,7 +33,7 @@ def check(config: Any) -> None:
     Limits that look at another field come last.
 
     A token id that stands there by default, and that the vocabulary does not have, becomes None:
-    the model can never produce it.
+    the model can never produce it. One that was given and is the same counts as the default.
     """
     values = vars(config)
     given = [f for f in fields(config) if values[f.name] is not None or not _may_be_none(f.type)]

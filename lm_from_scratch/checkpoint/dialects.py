@@ -189,7 +189,6 @@ def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
 
 NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
 
-_BIAS = {"attention_bias": False}
 _ABSENT: dict[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -293,11 +292,18 @@ _ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq
 DIALECTS = {
     "qwen2": Dialect(Qwen2Config, "Qwen2ForCausalLM", _some_slide, _QWEN, qkv_bias=True),
     "llama": Dialect(
-        Qwen2Config, "LlamaForCausalLM", _none_slides, _LLAMA | _BIAS | {"mlp_bias": False}
+        Qwen2Config,
+        "LlamaForCausalLM",
+        _none_slides,
+        _LLAMA | {"attention_bias": False, "mlp_bias": False},
     ),
     "mistral": Dialect(Qwen2Config, "MistralForCausalLM", _all_slide, _MISTRAL),
     "qwen3": Dialect(
-        Qwen3Config, "Qwen3ForCausalLM", _some_slide, _QWEN | _BIAS, switched_on=["use_qk_norm"]
+        Qwen3Config,
+        "Qwen3ForCausalLM",
+        _some_slide,
+        _QWEN | {"attention_bias": False},
+        switched_on=["use_qk_norm"],
     ),
     "qwen3_next": Dialect(
         Qwen3NextConfig,

@@ -220,11 +220,11 @@ class Chooser:
         logits = processed(self.processors, logits, rows)
         u = [torch.rand(1, generator=g, dtype=torch.float64) for g in generators]
         chosen: Any = self.sampler(logits, marks, torch.cat(u))
-        chosen = chosen.tolist() if isinstance(chosen, Tensor) else chosen
-        V, ids = self.seen.shape[1], list(chosen) if isinstance(chosen, list) else []
-        if len(ids) != len(going) or not all(is_integer(n, 0) and n < V for n in ids):
+        ids = chosen.tolist() if isinstance(chosen, Tensor) else chosen
+        V, each = self.seen.shape[1], isinstance(ids, list) and len(ids) == len(going)
+        if not each or not all(is_integer(n, 0) and n < V for n in ids):
             raise ValueError(
-                f"the sampler chose {shown(chosen)}: it must choose one token below {V} for each "
+                f"the sampler chose {shown(ids)}: it must choose one token below {V} for each "
                 f"of {len(going)} rows"
             )
         for i, token in zip(going, ids, strict=True):

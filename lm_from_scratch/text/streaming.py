@@ -67,12 +67,11 @@ def stream(
     context = ending(decode, token_of, after)
     spaces: list[int] = []
     waiting: list[int] = []
+    before = decode(context)
     for token in ids:
-        decode([token])  # an id that cannot be is refused here
         if token_of(token) is None:  # such an id is not seen by a decoder
             continue
         waiting.append(token)
-        before = decode([*context, *spaces])
         text = decode([*context, *spaces, *waiting])
         end = len(waiting)
         if text.endswith("\ufffd") and [*map(token_of, waiting[-3:])] != REPLACEMENT:
@@ -92,10 +91,9 @@ def stream(
             context, spaces = done, []
         elif done:
             spaces = done
-    if waiting:
         before = decode([*context, *spaces])
-        if piece := gained(before, decode([*context, *spaces, *waiting])):
-            yield piece
+    if piece := gained(before, decode([*context, *spaces, *waiting])):
+        yield piece
 
 
 def ending(
@@ -105,11 +103,14 @@ def ending(
 ) -> list[int]:
     """The tokens of ``ids`` that the text behind them depends on: the last that can be read, and
     the few after it, spaces or bytes, from the beginning of a character."""
-    names = [token_of(token) or "" for token in ids]
+
+    def fits(pattern: re.Pattern[str], place: int) -> bool:
+        return bool(pattern.fullmatch(token_of(ids[place]) or ""))
+
     last = len(ids) - 1
-    while last >= 0 and (BYTE.fullmatch(names[last]) or not VISIBLE.search(decode([ids[last]]))):
+    while last >= 0 and (fits(BYTE, last) or not VISIBLE.search(decode([ids[last]]))):
         last -= 1
     rest = max(last + 1, len(ids) - PATIENCE)
-    while rest < len(ids) and INSIDE.fullmatch(names[rest]):
+    while rest < len(ids) and fits(INSIDE, rest):
         rest += 1
     return [*ids[last : last + 1], *ids[rest:]]

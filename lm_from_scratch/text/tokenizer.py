@@ -29,6 +29,7 @@ from lm_from_scratch.text import streaming, tokenizer_files
 from lm_from_scratch.text.tokenizer_files import (
     NO_FILES,
     TokenizerFiles,
+    check_id,
     check_ids,
     check_texts,
     checked,
@@ -254,4 +255,5 @@ class Tokenizer:
 
         What is still waiting at the end comes as it is, with U+FFFD for bytes that are no text.
         """
-        return streaming.stream(self.decode, self.backend.id_to_token, ids, after)
+        new, before = map(check_id, ids), check_ids(after)
+        return streaming.stream(self.decode, self.backend.id_to_token, new, before)
