@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 import torch
 from model_families import theirs
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizer_kinds import (
+    SPECIAL,
+    byte_fallback,
+    byte_level,
+    byte_level_of_qwen2,
+    ends_of_words,
+    template,
+    unigram,
+    wordlevel,
+    wordpiece,
+)
 from tokenizers import Tokenizer as Backend
 from torch import nn
 
@@ -18,94 +28,11 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
-TEXTS = [f"the cat sat on mat {n}, and {n + 1} dogs: a word isn't a world.\n" for n in range(99)]
 PROMPT = "the cat sat"
 
 
-def trained(backend: Backend, trainer: Any, **options: Any) -> Backend:
-    options |= dict(special_tokens=SPECIAL, show_progress=False)
-    backend.train_from_iterator(TEXTS, trainer(**options))
-    return backend
-
-
-def byte_level(add_prefix_space: bool) -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    return trained(
-        backend, trainers.BpeTrainer, vocab_size=320,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-
-
-def bytes_of_qwen2() -> Backend:
-    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
-
-    backend = Backend(models.BPE())
-    backend.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated")
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
-    backend.decoder = decoders.ByteLevel()
-    return trained(
-        backend, trainers.BpeTrainer, vocab_size=320,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-
-
-def byte_fallback() -> Backend:
-    """As SentencePiece's of Llama: a space in front, bytes for what has no token."""
-    backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    trained(backend, trainers.BpeTrainer, vocab_size=150)
-    settings = json.loads(backend.to_str())
-    vocabulary = settings["model"]["vocab"]
-    for byte in range(256):
-        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
-    backend = Backend.from_str(json.dumps(settings))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
-    return backend
-
-
-def unigram(prepend_scheme: str) -> Backend:
-    backend = Backend(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
-    backend.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
-    return trained(backend, trainers.UnigramTrainer, vocab_size=150, unk_token="<unk>")
-
-
-def word_piece() -> Backend:
-    backend = Backend(models.WordPiece(unk_token="<unk>"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    return trained(backend, trainers.WordPieceTrainer, vocab_size=150)
-
-
-def word_level() -> Backend:
-    backend = Backend(models.WordLevel(unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return trained(backend, trainers.WordLevelTrainer)
-
-
-def end_of_word() -> Backend:
-    backend = Backend(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.BertPreTokenizer(),
-        decoders.BPEDecoder(),
-    )
-    return trained(backend, trainers.BpeTrainer, vocab_size=150, end_of_word_suffix="</w>")
-
-
 def with_rule(backend: Backend, rule: str) -> Backend:
-    backend.post_processor = processors.TemplateProcessing(
-        single=rule, special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
+    backend.post_processor = template(rule, 1, 2)
     return backend
 
 
@@ -114,16 +41,18 @@ def with_rule(backend: Backend, rule: str) -> Backend:
 FOLDERS: dict[str, tuple[str, Callable[[], Backend], list[str]]] = {
     "bytes": ("gpt2", lambda: byte_level(False), []),
     "bytes after a space": ("smollm3", lambda: byte_level(True), ["k_proj", "gate_proj"]),
-    "bytes of Qwen2": ("qwen2", bytes_of_qwen2, ["v_proj", "down_proj"]),
-    "byte fallback": ("llama", lambda: with_rule(byte_fallback(), "<s> $A"), ["q_proj", "up_proj"]),
+    "bytes of Qwen2": ("qwen2", byte_level_of_qwen2, ["v_proj", "down_proj"]),
+    "byte fallback": (
+        "llama", lambda: with_rule(byte_fallback(False), "<s> $A"), ["q_proj", "up_proj"]
+    ),
     "Unigram": ("mistral", lambda: unigram("always"), []),
     "Unigram, first": ("qwen3", lambda: unigram("first"), ["o_proj", "down_proj"]),
-    "WordPiece": ("gpt2", word_piece, ["c_attn", "c_proj"]),
-    "WordLevel": ("smollm3", word_level, []),
+    "WordPiece": ("gpt2", lambda: wordpiece(True), ["c_attn", "c_proj"]),
+    "WordLevel": ("smollm3", wordlevel, []),
     "rules on both sides": (
         "deepseek_v3", lambda: with_rule(byte_level(False), "<s> $A </s>"), ["o_proj", "kv_b_proj"]
     ),
-    "end of a word": ("qwen3_moe", end_of_word, []),
+    "end of a word": ("qwen3_moe", ends_of_words, []),
     "Unigram, never": ("qwen3_next", lambda: unigram("never"), ["out_proj", "o_proj"]),
 }  # fmt: skip
 
@@ -143,7 +72,7 @@ def test_a_folder_of_others_is_opened_generated_from_trained_and_opened_there_ag
 
     family, make, targets = FOLDERS[name]
     folder, run = tmp_path / "base", tmp_path / "run"
-    words = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL))
+    words = dict(zip(("unk_token", "bos_token", "eos_token"), SPECIAL))
     backend = make()
     PreTrainedTokenizerFast(tokenizer_object=backend, **words).save_pretrained(folder)
     length = dict(n_positions=64) if family == "gpt2" else dict(max_position_embeddings=128)
