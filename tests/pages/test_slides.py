@@ -56,6 +56,29 @@ Second part
 
 No picture, and a sentence.
 
+A list
+------
+
+Two things:
+
+* the first,
+* the second.
+
+And more.
+
+Code
+----
+
+One call:
+
+.. code-block:: Python
+
+   import this
+
+.. code-block:: Python
+
+   call()
+
 Exercises
 ---------
 
@@ -80,6 +103,8 @@ def document() -> nodes.document:
     answer.replace_self(fold)
     fold += answer
     lessons.offer_choices(question, "choice-0")
+    imports = next(made.findall(nodes.literal_block))
+    imports.replace_self(lessons.fold("", imports.deepcopy(), label="imports", classes=["code"]))
     return made
 
 
@@ -96,15 +121,22 @@ def found() -> list[slides.Slide]:
 
 def test_headings_first_pictures_and_lines_to_keep(found: list[slides.Slide]) -> None:
     assert [slide.title for slide in found] == [
-        "A page", "First part", "How many?", "Second part", "Three lines to keep", "Exercises",
+        "A page", "First part", "How many?", "Second part", "A list", "Code", "Three lines to keep",
+        "Exercises",
     ]  # fmt: skip
-    first, part, _, second, keep, exercises = found
+    first, part, _, second, _, _, keep, exercises = found
     assert second.body == "No picture, and a sentence."
     assert "<rect" in first.body and first.kind == "title"
     assert "<li>Smaller</li>" in part.body and "<circle" in part.body
     assert "<path" not in part.body and "<line" not in part.body
     assert keep.kind == "keep" and "Two" in keep.body
     assert "merge_pair" in exercises.body
+
+
+def test_what_a_colon_announces_is_on_the_slide(found: list[slides.Slide]) -> None:
+    list_, code = (slide.body for slide in found if slide.title in ("A list", "Code"))
+    assert "the first," in list_ and "the second." in list_ and "And more" not in list_
+    assert "call()" in code and "import" not in code
 
 
 def test_a_question_folds_its_answer(found: list[slides.Slide]) -> None:

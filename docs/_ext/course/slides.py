@@ -95,13 +95,26 @@ def picture(given: list[nodes.Node], render: Render) -> str:
 
 
 def beginning(section: nodes.section, render: Render) -> str:
-    """The first paragraph of a section without a picture, and the formula that it leads to."""
+    """The first paragraph of a section without a picture, and the formula, or whatever else, that
+    it leads to."""
     at = section.first_child_matching_class(nodes.paragraph)
     if at is None:
         return ""
-    after = section.children[at + 1 : at + 2]
-    formula = [node for node in after if isinstance(node, nodes.math_block)]
-    return "".join(map(render, [section[at], *formula]))
+    words, after = section[at], section.children[at + 1 :]
+    shown = [node for one in after for node in announced(one)][:1]
+    if not words.astext().rstrip().endswith(":"):
+        shown = [node for node in shown if isinstance(node, nodes.math_block)]
+    return "".join(map(render, [words, *shown]))
+
+
+def announced(node: nodes.Node) -> list[nodes.Node]:
+    """What a colon before a node can mean: the node itself, or what is in a cell of a notebook, but
+    nothing that is folded."""
+    if isinstance(node, lessons.fold) or lessons.is_ignored(node):
+        return []
+    if isinstance(node, nodes.container):
+        return [inner for child in node.children for inner in announced(child)]
+    return [node]
 
 
 def is_picture(node: nodes.Node) -> bool:
