@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gallery import folding
+from docutils import nodes
+from gallery import folding, lessons
 
 IMPORTS = "import a\nimport b\nimport c\nimport d\n"
 DRAW = "import matplotlib.pyplot as plt\n"
@@ -79,3 +80,54 @@ def test_what_is_read_later_is_shown() -> None:
     ]
     labels = [[part.label for part in parts] for parts in folding.parts(blocks)]
     assert labels == [[""], [""], ["code of the figure"], [""], [""], [""]]
+
+
+def paragraph(text: str) -> nodes.paragraph:
+    return nodes.paragraph("", text)
+
+
+def asked(*after: nodes.Node) -> nodes.paragraph:
+    """A question with three choices and code, and what comes after it."""
+    question = nodes.paragraph("", "How many?", classes=[lessons.ASKS])
+    offered = nodes.bullet_list("", *(nodes.list_item("", paragraph(t)) for t in ("1", "12", "2")))
+    code = nodes.literal_block("", "print(2)", language="Python")
+    nodes.section("", question, offered, code, *after)
+    return question
+
+
+def test_an_answer_is_the_output_and_the_paragraph_that_explains_it() -> None:
+    output = nodes.container("", classes=["sphx-glr-script-out"])
+    why, more = paragraph("Because."), paragraph("And so on.")
+    question = asked(nodes.comment(), output, nodes.comment(), why, more)
+    assert lessons.hide_answer(question)
+    *_, fold, _, after = question.parent.children
+    assert fold.children == [output, why] and after is more
+
+
+def test_an_answer_ends_before_what_does_not_explain_it() -> None:
+    for follows in (paragraph("Next?"), nodes.section("", paragraph("Later."))):
+        follows["classes"].append(lessons.ASKS)
+        output = nodes.container("", classes=["sphx-glr-script-out"])
+        question = asked(output, follows)
+        assert lessons.hide_answer(question)
+        assert question.parent.children[-2].children == [output]
+    assert not lessons.hide_answer(asked(paragraph("Nothing was printed.")))
+
+
+def test_an_answer_of_a_notebook_is_what_all_cells_up_to_the_text_print() -> None:
+    outputs = [nodes.container("", classes=["cell_output"]) for _ in range(2)]
+    cells = [nodes.container("", output, classes=["cell"]) for output in outputs]
+    why = paragraph("Because.")
+    question = asked(why)
+    question.parent[2:3] = cells
+    assert lessons.hide_answer(question)
+    assert cells[0][0].children == [*outputs, why]
+
+
+def test_the_right_choice_is_known_by_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    question = asked()
+    assert [lessons.place_of(right, question) for right in ("12", "2", "`1`", "")] == [1, 2, 0, -1]
+    assert not caplog.records
+    for wrong in ("3", "the number"):
+        assert lessons.place_of(wrong, question) == lessons.NONE
+    assert len(caplog.records) == 2

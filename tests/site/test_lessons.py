@@ -44,22 +44,33 @@ def test_every_question_has_its_answer(site: Path, name: str) -> None:
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "none"])
 def test_a_reader_predicts_by_the_keyboard(browser: Browser, server: str, scripts: bool) -> None:
+    """Choose, read what comes of it, change one's mind; without scripts open the answer oneself."""
     context = browser.new_context(
         java_script_enabled=scripts, viewport={"width": 375, "height": 800}
     )
     view = context.new_page()
     view.goto(f"{server}/{pages.document(ASKING[0])[1:]}.html")
     question = view.locator("fieldset.predict").first
-    first, second = question.locator("input").all()[:2]
-    first.focus()
-    view.keyboard.press("Space")
-    view.keyboard.press("ArrowDown")
-    assert not first.is_checked() and second.is_checked()
+    right = int(question.get_attribute("data-right") or "")
+    choices = question.locator("input").all()
     answer = view.locator("details.answer").first
-    inside = answer.locator(":scope > :not(summary)").first
+    inside = answer.locator(":scope > p")
+    choices[(right + 1) % len(choices)].focus()
+    view.keyboard.press("ArrowUp")  # moving does not decide
+    view.keyboard.press("ArrowDown")
+    assert choices[(right + 1) % len(choices)].is_checked()
     assert not inside.is_visible()
-    answer.locator("summary").focus()
-    view.keyboard.press("Enter")
+    if scripts:
+        view.keyboard.press("Enter")
+        assert "Not quite" in question.get_by_role("status").inner_text()
+        view.keyboard.press("ArrowUp")
+        view.keyboard.press("Space")
+        view.keyboard.press("Enter")
+        assert question.get_by_role("status").inner_text() == "Right."
+    else:
+        answer.locator("summary").focus()
+        view.keyboard.press("Enter")
+        assert question.get_by_role("status").count() == 0
     assert inside.is_visible()
     context.close()
 

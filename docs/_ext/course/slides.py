@@ -132,8 +132,7 @@ def answers(node: nodes.Node) -> bool:
 
 
 def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
-    """A slide for each question directly in a section. What it folds is the output of the code, and
-    the first paragraph after that."""
+    """A slide for each question directly in a section. It folds what the page folds."""
     inside = list(section.children)
     for i, node in enumerate(inside):
         if not isinstance(node, lessons.choices):
@@ -144,7 +143,6 @@ def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
         after = inside[i + 1 :]
         folded = next((fold for n in after for fold in n.findall(is_answer)), None)
         answer = [render(part) for part in folded.children] if folded else []
-        answer += [render(reason) for reason in [why(after, folded)] if reason]
         body = f'<ol type="a">{choices}</ol>'
         if answer:
             body += f"<details><summary>Answer</summary>{''.join(answer)}</details>"
@@ -153,18 +151,6 @@ def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
 
 def is_answer(node: nodes.Node) -> bool:
     return isinstance(node, lessons.fold) and "answer" in node["classes"]
-
-
-def why(after: list[nodes.Node], folded: nodes.Node | None) -> nodes.paragraph | None:
-    """The first paragraph after an answer, or after the code if nothing is folded."""
-    begun = folded is None
-    for node in after:
-        if isinstance(node, (lessons.choices, nodes.section)):
-            return None
-        if begun and isinstance(node, nodes.paragraph):
-            return node
-        begun = begun or node is folded or folded in node.findall()
-    return None
 
 
 # -- as HTML -----------------------------------------------------------------------------------

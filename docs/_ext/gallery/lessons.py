@@ -1,11 +1,17 @@
 """How a page of the course teaches: code that can wait is folded, and an answer until it is wanted.
 
-A paragraph that begins with "**Predict first.**" asks; a list below it are the choices. What the
-next block of code prints or draws is the answer: it stays folded until its reader opens it. All of
-it works by the keyboard and without scripts, and is in HTML alone.
+A paragraph that begins with "**Predict first.**" asks; a list below it are the choices. The answer
+is what the next block of code prints or draws, and the first paragraph after it. It is folded until
+its reader opens it; `predict.js` opens it at a choice, and says whether that was the right one,
+which the notes for teachers know. All of it works by the keyboard, most of it without scripts, and
+it is in HTML alone.
 """
 
+import re
+import tomllib
+from functools import cache
 from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -19,6 +25,9 @@ from gallery import folding, pages
 logger = logging.getLogger(__name__)
 
 PREDICT, ASKS = "Predict first.", "asks"
+NOTES = pages.DOCS / "classroom" / "notes"
+#: The place of the right choice where there is none.
+NONE = -1
 
 
 def answer() -> str:
@@ -34,15 +43,47 @@ class choices(nodes.General, nodes.Element):
 
 
 class Mark(SphinxTransform):
-    """Questions are known by their English, so before a translation takes its place."""
+    """Questions and right choices are known by their English, so before a translation."""
 
     default_priority = 10
 
     def apply(self, **kwargs: Any) -> None:
-        for paragraph in self.document.findall(nodes.paragraph):
-            first = next((node for node in paragraph.children if node.astext()), None)
-            if isinstance(first, nodes.strong) and first.astext() == PREDICT:
-                paragraph["classes"].append(ASKS)
+        name = pages.page_of(self.env.docname)
+        questions = [p for p in self.document.findall(nodes.paragraph) if is_question(p)]
+        if not questions or name is None:
+            return
+        path = NOTES / f"{name.partition('/')[0]}.toml"
+        self.env.note_dependency(str(path))
+        answers = notes(path).get(name.partition("/")[2], {}).get("answers", [])
+        if answers and len(answers) != len(questions):
+            logger.warning("%s: %d answers to %d questions", path, len(answers), len(questions))
+        for question in questions:
+            question["classes"].append(ASKS)
+        for question, right in zip(questions, answers, strict=False):
+            question["right"] = place_of(right, question)
+
+
+def is_question(paragraph: nodes.paragraph) -> bool:
+    first = next((node for node in paragraph.children if node.astext()), None)
+    return isinstance(first, nodes.strong) and first.astext() == PREDICT
+
+
+@cache
+def notes(path: Path) -> dict[str, Any]:
+    """What a teacher adds to the lessons of a chapter."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def place_of(right: str, question: nodes.paragraph) -> int:
+    """Which choice is, or begins with, the right answer of a note; "" says that none is right."""
+    offered = next((n for n in below(question)[:1] if isinstance(n, nodes.bullet_list)), [])
+    texts = [" ".join(item.astext().split()) for item in offered]
+    start = re.sub("[`$*]", "", right)
+    found = [text for text in texts if text == start]
+    found = found or [text for text in texts if text.startswith(start)]
+    if right and len(found) != 1:
+        logger.warning("no choice begins with %r, or several do", right, location=question)
+    return texts.index(found[0]) if right and found else NONE
 
 
 class Fold(SphinxPostTransform):
@@ -84,30 +125,33 @@ def below(node: nodes.Node) -> list[nodes.Node]:
 
 
 def hide_answer(question: nodes.paragraph) -> bool:
-    """Fold what the next block printed and drew, and say whether it did."""
-    after = below(question)
-    cells = of_next_cells(after)
-    code = next((i for i, node in enumerate(after) if is_code(node)), len(after))
-    beside = takewhile(lambda node: is_output(node) or is_ignored(node), after[code + 1 :])
-    outputs = cells or [node for node in beside if is_output(node)]
+    """Fold what the next block printed and drew, with the paragraph after it that explains it, and
+    say whether there was anything to fold."""
+    outputs, after = answered(below(question))
     if outputs:
         hidden = fold(label=answer(), classes=["answer"])
         outputs[0].parent.insert(outputs[0].parent.index(outputs[0]), hidden)
-        for node in outputs:
+        explains = isinstance(after, nodes.paragraph) and ASKS not in after["classes"]
+        for node in [*outputs, after] if explains else outputs:
             node.parent.remove(node)
             hidden += node
     return bool(outputs)
 
 
-def of_next_cells(after: list[nodes.Node]) -> list[nodes.Node]:
-    """The outputs of the next cells of a stored notebook, up to the next text."""
+def answered(after: list[nodes.Node]) -> tuple[list[nodes.Node], nodes.Node | None]:
+    """The outputs of the next code, and what comes after it. In a stored notebook, the code is all
+    cells up to the next text."""
+    begun = list(dropwhile(lambda node: not (is_cell(node) or is_code(node)), after))
+    cells = list(takewhile(is_cell, begun))
+    beside = takewhile(lambda node: is_output(node) or is_ignored(node), begun[1:])
+    code = cells or [*begun[:1], *beside]
+    inside = [node for cell in cells for node in cell.children if "cell_output" in node["classes"]]
+    outputs = inside or [node for node in code[1:] if is_output(node)]
+    return outputs, next(iter(begun[len(code) :]), None)
 
-    def is_cell(node: nodes.Node) -> bool:
-        return isinstance(node, nodes.Element) and "cell" in node.get("classes", [])
 
-    begun = dropwhile(lambda node: not (is_cell(node) or is_code(node)), after)
-    cells = takewhile(is_cell, begun)
-    return [node for cell in cells for node in cell.children if "cell_output" in node["classes"]]
+def is_cell(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Element) and "cell" in node.get("classes", [])
 
 
 def is_ignored(node: nodes.Node) -> bool:
@@ -175,8 +219,9 @@ def depart_fold(self: Any, node: fold) -> None:
 
 
 def visit_choices(self: Any, node: choices) -> None:
-    self.body.append(self.starttag(node, "fieldset", CLASS="predict") + "<legend>")
     question, answers = node.children
+    right = {"data-right": question["right"]} if "right" in question else {}
+    self.body.append(self.starttag(node, "fieldset", CLASS="predict", **right) + "<legend>")
     for child in question.children:
         child.walkabout(self)
     self.body.append("</legend>\n")
@@ -189,9 +234,15 @@ def visit_choices(self: Any, node: choices) -> None:
     raise nodes.SkipNode
 
 
+def add_script(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
+    if doctree is not None and any(doctree.findall(choices)):
+        app.add_js_file("predict.js", loading_method="defer")
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.add_node(fold, html=(visit_fold, depart_fold))
     app.add_node(choices, html=(visit_choices, None))
     app.add_transform(Mark)
     app.add_post_transform(Fold)
+    app.connect("html-page-context", add_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
