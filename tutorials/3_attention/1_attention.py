@@ -1,100 +1,201 @@
 r"""
-Attention in tiles
-==================
+Attention, one query at a time
+==============================
 
-In attention, the query of each token is scored against the keys of all tokens. The scores make a table with one row and
-one column per token, so it grows with the *square* of the length. How large does it get, and how can fast attention do
-without it?
-
-**Predict first.** A text of 32,768 tokens goes through one layer as wide as that of the smallest GPT-2, with 12 heads.
-Each head has a table of its own, with 4 bytes for each number. How many bytes are the tables of this one layer?
-
-* 48 MiB
-* 1.5 GiB
-* 48 GiB
+*If the file does not exist, an …* What does the token ``␣an`` take from the words before it? Here is one head of a
+trained GPT-2. The first step shows the query of ``␣an`` and nine keys, the last step what ``␣an`` receives.
 """
 
-# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/3_who_sees_whom"]
-# sphinx_gallery_words = ["scaled_dot_product_attention", "F.scaled_dot_product_attention", "online softmax", "tiling", "sqrt(d_k)", "attention memory", "O(n^2)"]
+# sphinx_gallery_words = ["scaled_dot_product_attention", "F.scaled_dot_product_attention", "online softmax", "tiling", "sqrt(d_k)", "attention memory", "O(n^2)", "query key value", "W_q W_k W_v", "attention in tiles"]
 
 import math
 
+import matplotlib.pyplot as plt
 import torch
 
-T, heads, D = 32_768, 12, 64
-table = 4 * heads * T * T
-print(f"{table / 2**30:.0f} GiB")
-print(f"queries: {4 * heads * T * D / 2**20:.0f} MiB")
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.attention import query_steps
+from lm_from_scratch.instruments.record import record_hidden_states
 
-assert table == 48 * 2**30
-assert 4 * heads * T * D == 96 * 2**20
+torch.set_grad_enabled(False)
+model, tokenizer = load_shipped("gpt2-docs")
+ids = torch.tensor(tokenizer.start("If the file does not exist, an"))
+words = tokenizer.pieces(ids.tolist())
+with record_hidden_states(model) as states:
+    logits = model(ids[None])
+block, D = model.transformer.h[5], 32
+x = block.ln_1(states[5][0][0])  # (T, C): what block 5 reads, normalised
+Q, K, V = block.attn.c_attn(x).split(128, dim=-1)  # (T, C) each
+q, k, v = Q[:, :D], K[:, :D], V[:, :D]  # (T, D) each: head 0
+
+query_steps(words, q[-1].tolist(), k.tolist(), v.tolist(), compared=3)
 
 # %%
-# That is 4 bytes for each of 12 × 32,768 × 32,768 numbers. The queries take 96 MiB, and so does the result of
-# attention: the tables are 512 times as large.
+# Choose the steps from left to right. The *score* of a key is a sum of 32 products. It is high where query and key
+# point up at the same places, and down at the same places, as those of ``␣an`` and ``␣file`` do.
+#
+# Softmax turns the scores into *weights*: none is negative, and their sum is 1. The result is a mixture of the nine
+# values. Nearly two thirds of it come from ``␣file``. In code, all five steps are three lines:
 
-import matplotlib.pyplot as plt
+scores = k @ q[-1] / math.sqrt(D)  # (T,): the query with each key
+weights = scores.softmax(0)  # (T,)
+mixture = weights @ v  # (D,)
 
-from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.instruments.plot import attention_maps
 
-lengths = [2**i for i in range(10, 18)]
-tables = [4 * heads * T**2 / 2**30 for T in lengths]
-queries = [4 * heads * T * D / 2**30 for T in lengths]
+shown = attention_maps(model, ids[None])[5][0, 0, -1]
+torch.testing.assert_close(weights, shown)
+assert words[3] == " file" and 0.6 < weights[3] < 0.66
+assert torch.allclose(q[-1] @ k[3], torch.tensor(8.0), atol=0.1)
 
-_, (ax,) = figure(4.8, 3.4)
-ax.plot(lengths, tables, "o-", color=COLOURS[3], label="tables")
-ax.plot(lengths, queries, "s--", color=COLOURS[0], label="queries")
-ax.axhline(80, linestyle=":", color=COLOURS[4])
-ax.text(1024, 100, "a large GPU, 80 GiB")
-ax.set_xscale("log", base=2)
-ax.set_yscale("log")
-ax.set(title="One layer with 12 heads", xlabel="tokens", ylabel="GiB")
-ax.legend(frameon=False, loc=(0.02, 0.57))
+# %%
+# Where the three matrices come from
+# ----------------------------------
+#
+# Query, key and value are three views of one token: its state x, multiplied by three different matrices of 128 × 32
+# numbers. (GPT-2 also adds a bias.) Nobody chose these numbers. They begin as random ones, and then every weight is
+# about 1/9: ``␣an`` receives a plain average. Training changes each number a little, again and again, in the direction
+# that makes the true next token more likely.
+#
+# Why two matrices for one comparison? Let us use the query matrix for the keys, too.
+#
+# **Predict first.** Where does ``␣an`` look most, if keys are made like queries?
+#
+# * at ``␣file``, as before
+# * at itself
+# * nowhere: all weights are about the same
+
+from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+
+torch.manual_seed(0)
+fresh = GPT2LMHeadModel(model.config).eval()  # before training
+one_matrix = (q @ q[-1] / math.sqrt(D)).softmax(0)  # keys made like queries
+
+from lm_from_scratch.instruments.plot import figure, printable
+
+panels = {
+    "before training": attention_maps(fresh, ids[None])[5][0, 0, -1],
+    "trained": weights,
+    "one matrix": one_matrix,
+}
+_, axes = figure(4.8, 2.8, columns=3)
+names = [printable(word) for word in words]
+for ax, (title, bars) in zip(axes, panels.items()):
+    ax.barh(names, bars.tolist())
+    ax.set_title(title, fontsize=10)
+    ax.set(xlim=(0, 0.75), xticks=[0, 0.5])
+    ax.invert_yaxis()
+    ax.tick_params(labelleft=ax is axes[0])
 plt.show()
 
-assert table // (4 * heads * T * D) == 512
-assert tables[-1] == 768
+assert all(0.09 < weight < 0.13 for weight in panels["before training"])
+assert one_matrix.argmax() == 8 and one_matrix[8] > 0.6
 
 # %%
-# Each step to the right doubles the length, and each step upwards is ten times as much. At 131,072 tokens the tables of
-# one layer would take 768 GiB. And they are only needed on the way, to average the values.
+# At itself: no other vector points up and down at so many of the same places as the vector itself. With two matrices a
+# token can look for something that it is not. The third matrix is for
+# the message: what makes ``␣file`` easy to find need not be what ``␣an`` has to know about it.
 #
-# So we would like to read the keys a few at a time: score them, use the scores, forget them. A group of keys that are
-# read together is called a **tile**.
+# Why the root of D
+# -----------------
 #
-# Softmax is in the way
-# ---------------------
+# We divided each score by the root of D, 5.7. Why?
 #
-# It turns the scores of a query into weights that sum to 1:
+# **Predict first.** A query and a key have 1,024 random features each, and most of these are between -2 and 2. How large
+# is q · k, up to its sign?
+#
+# * about 1
+# * about 32
+# * about 1,024
+
+torch.manual_seed(0)
+some_q, some_k = torch.randn(2, 1000, 1024)  # a thousand pairs
+size = (some_q * some_k).sum(-1).square().mean().sqrt()
+print(f"about {size:.0f}")
+
+assert 30 < size < 34
+
+# %%
+# About 32, which is the root of 1,024. Half of the products are negative and cancel most of the others. Of a sum of D
+# random numbers about :math:`\sqrt{D}` remains.
+#
+# So a wide head has large scores before it has learned anything. Here are the weights of nine random keys for heads of
+# three sizes, the largest weight first, averaged over 500 queries.
+
+
+def mean_weights(D, divisor):
+    q, k = torch.randn(500, 1, D), torch.randn(500, 9, D)
+    scores = (q * k).sum(-1) / divisor  # (500, 9)
+    return scores.softmax(-1).sort(descending=True).values.mean(0)  # (9,)
+
+
+sizes = 4, 64, 1024
+without = [mean_weights(D, 1) for D in sizes]
+divided = [mean_weights(D, math.sqrt(D)) for D in sizes]
+_, axes = figure(4.8, 4.4, rows=2)
+for ax, lines in zip(axes, (without, divided)):
+    for size, line, style in zip(sizes, lines, ("o-", "s--", "D:")):
+        ax.plot(
+            range(1, 10),
+            line.tolist(),
+            style,
+            label=f"D = {size}",
+            markersize=5,
+        )
+    ax.set(ylim=(0, 1.02), xticks=range(1, 10), ylabel="weight")
+axes[0].set_title("q · k")
+axes[1].set(title="q · k, divided by the root of D", xlabel="key")
+axes[0].legend(frameon=False)
+plt.show()
+
+assert without[0][0] < 0.7 and without[2][0] > 0.9
+assert (
+    max(line[0] for line in divided) - min(line[0] for line in divided) < 0.07
+)
+assert mean_weights(1024, 1024)[0] < 0.13
+
+# %%
+# Without the root, a wide head gives nearly everything to one key, by chance. The other keys have weights near 0, and a
+# key of weight 0 cannot learn: a small change of its score changes nothing. With the root, heads of every size look at
+# several keys. Dividing by D itself would be too much: a wide head would see only averages.
+#
+# All queries at once
+# -------------------
+#
+# Every token has a query. So the scores are a table, with one row and one column per token, and it grows with the
+# *square* of the length.
+#
+# **Predict first.** A text of 32,768 tokens goes through one block of the smallest GPT-2. Each of its 12 heads has a
+# table of its own, with 4 bytes for each number. How many bytes are the tables of this one block?
+#
+# * 48 MiB
+# * 1.5 GiB
+# * 48 GiB
+
+T, heads = 32_768, 12
+print(f"tables:  {4 * heads * T * T / 2**30:.0f} GiB")
+print(f"queries: {4 * heads * T * 64 / 2**30:.2f} GiB")
+
+assert 4 * heads * T * T == 48 * 2**30
+
+# %%
+# 48 GiB, 512 times as much as the queries, and only needed on the way to the averages.
+#
+# Can we read a few keys at a time, a **tile**, use their scores, and forget them? Softmax is in the way:
 #
 # .. math::
 #
 #    P_j = \frac{e^{s_j - m}}{\sum_i e^{s_i - m}}
 #
-# Here :math:`s_j` is the score of key j. Softmax needs two numbers of the *whole* row: the largest score m, and the
-# sum. Why m? The exponential of 100 is already too large for a float32. Subtracting the same number from all scores
-# changes no weight, and keeps the exponentials small.
-
-row = torch.tensor([98.0, 99.0, 100.0])
-print(row.exp() / row.exp().sum())
-safe = (row - row.max()).exp()
-print(safe / safe.sum())
-
-assert (row.exp() / row.exp().sum()).isnan().all()
-torch.testing.assert_close(safe / safe.sum(), row.softmax(0))
-
-# %%
-# This reads the row three times: for the maximum, for the sum, and to divide. So it seems that the row has to be kept
-# until the end.
+# It needs two numbers of the *whole* row: the largest score m, and the sum. (The exponential of 100 is already too large
+# for a float32. Subtracting m from all scores keeps the exponentials small, and changes no weight.)
 #
 # Repair the sum
 # --------------
 #
-# Let us read one score at a time and remember two numbers: the largest score so far, **m**, and the sum of the
-# exponentials :math:`e^{s_j - m}` so far, **l**. We say that these exponentials are taken relative to m.
-#
-# When the next score is larger than m, all exponentials in the sum are relative to the wrong maximum.
+# We remember the largest score so far, **m**, and the sum of the exponentials :math:`e^{s_j - m}` so far, **l**. When the next score is larger than m, all exponentials in the sum are relative to the wrong maximum.
 #
 # **Predict first.** After two scores, m is 1 and l is 1.5. The next score is 3. What is the new sum?
 #
@@ -110,71 +211,31 @@ print(f"{math.exp(m - new_m):.3f} * 1.5 + 1 = {l:.3f}")
 
 # the scores 1 and 1 + log 0.5 have m = 1 and l = 1.5
 assert abs(l - (math.exp(1 - 3) + 0.5 * math.exp(1 - 3) + 1)) < 1e-9
+assert torch.tensor(100.0).exp().isinf()
 
 # %%
-# The old exponentials were taken relative to 1, and now they should be relative to 3. All are too large by the same
-# factor :math:`e^{3 - 1}`, so one multiplication by :math:`e^{1 - 3}` repairs their sum. The new score is the maximum
-# itself and adds :math:`e^0 = 1`.
+# 1.5 multiplied by a small number, plus 1. The old exponentials were taken relative to 1 and should be relative to 3.
+# But they are all wrong by the same factor, so one multiplication by :math:`e^{1 - 3}` repairs their sum.
 #
-# Attention also averages the values. Their weighted sum so far, **a**, is repaired by the same factor. At the end,
-# a / l is the result.
-#
-# Watch it on a sentence
-# ----------------------
-#
-# The shipped GPT-2 reads a sentence. Each of its layers computes attention with a function called ``attend``. In the
-# first layer we put in another one, which also keeps the queries, keys and values.
-
-from lm_from_scratch.attention.kinds import attention_layers
-from lm_from_scratch.checkpoint.weights import load_shipped
-
-model, tokenizer = load_shipped("gpt2-docs")
-ids = tokenizer.start("Return the number of items in a container.")
-kept = []
-
-
-def keep(q, k, v, visibility, dropout=0.0):  # each (B, H, T, D)
-    kept.append((q, k, v))
-    return right_attention(q, k, v, visibility, dropout)
-
-
-layer = attention_layers(model)[0]
-right_attention, layer.attend = layer.attend, keep
-with torch.no_grad():
-    logits = model(torch.tensor([ids]))
-layer.attend = right_attention
-
-# %%
-# We take one head, and the query of the full stop at the end of the sentence. Where does it look? There are ten keys,
-# in tiles of four. Blue cells are the tile being read. Grey cells have been read *and forgotten*. Each value has 32
-# features, and we follow the last one. The mark ⊢ is the start of the text.
+# The weighted sum of the values so far, **a**, is repaired by the same factor. At the end, a / l is the result. Here
+# ``␣an`` meets its nine keys again, three at a time. Blue cells are the tile being read; grey cells have been read *and
+# forgotten*. We follow the last of the 32 features of the values.
 
 from lm_from_scratch.drawings.attention import online_softmax_frames
 
-q, k, v = (x[0, 1] for x in kept[0])  # head 1: (T, D)
-scores = k @ q[-1] / math.sqrt(32)  # (S,)
-words = ["⊢", *tokenizer.pieces(ids)[1:]]
-drawing = online_softmax_frames(words, scores.tolist(), v[:, -1].tolist(), 4)
+drawing = online_softmax_frames(words, scores.tolist(), v[:, -1].tolist(), 3)
 drawing
 
 # %%
-# Each tile has a larger score than all tiles before it, so the sums are repaired twice. After the second repair,
-# nearly half of the weight belongs to "container".
+# ``␣file`` raises the maximum, so everything before it is multiplied by 0.18. The last tile raises nothing: its factor
+# is 1. The result is the last bar of the mixture above.
 
-tiles = scores.split(4)
-assert tiles[0].max() < tiles[1].max() < tiles[2].max()
-weights = scores.softmax(0)
-assert weights.argmax() == 8 and words[8] == " container"
-assert 0.45 < weights[8] < 0.5
-assert f"a / l = {weights @ v[:, -1]:.2f}".replace("-", "−") in drawing.html
+assert f"a / l = {mixture[-1]:.2f}".replace("-", "−") in drawing.html
+assert round(math.exp(scores[:3].max() - scores[3]), 2) == 0.18
 
 # %%
-# The whole loop
-# --------------
-#
-# Here is attention in tiles, for all heads and all queries at once. ``visibility.rule`` is True where a query may see a
-# key, so the line with ``masked_fill`` hides later tokens. The maximum m starts at the lowest number there is. Nothing
-# in the loop grows with T times T.
+# The whole loop, for all heads and all queries: ``visibility.rule`` is True where a query may see a key. Nothing in it
+# grows with T times T.
 
 
 def in_tiles(q, k, v, visibility, dropout=0.0, tile=4):
@@ -193,91 +254,46 @@ def in_tiles(q, k, v, visibility, dropout=0.0, tile=4):
 
 
 # %%
-# **Predict first.** We put this loop into every layer of the shipped model, in place of PyTorch's own attention. What
+# **Predict first.** We put this loop into every block of the shipped model, in place of PyTorch's own attention. What
 # happens to the logits?
 #
 # * they stay the same, up to rounding
 # * they move a little, and less with larger tiles
 # * they are different numbers
 
+from lm_from_scratch.attention.kinds import attention_layers
+
 for layer in attention_layers(model):
     layer.attend = in_tiles
-with torch.no_grad():
-    moved = (model(torch.tensor([ids])) - logits).abs().max()
+moved = (model(ids[None]) - logits).abs().max()
 print(f"logits: up to {logits.abs().max():.0f}")
 print("moved by less than 0.0001:", bool(moved < 1e-4))
 
 assert moved < 1e-4
 
 # %%
-# They stay the same. Attention in tiles is *not* an approximation. Each repair is exact, so tiles of any size give the
-# same result. Only rounding differs, because sums are taken in another order.
+# They stay the same. Attention in tiles is *not* an approximation: each repair is exact, and only rounding differs.
 #
-# What it saves
-# -------------
-#
-# In training, the memory that counts is what the forward pass keeps for the backward pass. Here it is for three ways
-# to compute the same attention: the formula with its table, the package's tiles, and PyTorch's function for attention,
-# ``sdpa``, a *fused kernel*: one program that does all the steps.
-
-from lm_from_scratch.attention.kinds import ATTENTION_KINDS
-from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.instruments.record import record_saved
-
-
-def kept_bytes(kind, T):
-    q, k, v = torch.randn(3, 1, 4, T, 32, requires_grad=True)
-    places = torch.arange(T)[None]
-    causal = Visibility(places, places, dense=True)
-    with record_saved() as saved:
-        ATTENTION_KINDS[kind](q, k, v, causal, 0.0)
-    return sum(saved.values())
-
-
-lengths = [128, 256, 512, 1024, 2048]
-kept = {
-    kind: [kept_bytes(kind, T) / 2**20 for T in lengths]
-    for kind in ("formula", "tiled", "sdpa")
-}
-
-_, (ax,) = figure(4.8, 3.4)
-for i, (kind, numbers) in enumerate(kept.items()):
-    style = ("o-", "s--", "D:")[i]
-    ax.plot(lengths, numbers, style, color=COLOURS[(3, 0, 2)[i]], label=kind)
-ax.set(title="Kept for the backward pass", xlabel="tokens", ylabel="MiB")
-ax.set_xscale("log", base=2)
-ax.set_yscale("log")
-ax.legend(frameon=False)
-plt.show()
-
-assert kept["formula"][-1] > 3.8 * kept["formula"][-2]
-for kind in ("tiled", "sdpa"):
-    assert abs(kept[kind][-1] / kept[kind][-2] - 2) < 0.01
-assert kept["formula"][-1] > 20 * kept["tiled"][-1]
-
-# %%
-# Twice the tokens need four times the memory with the table, and twice the memory without it. At 2,048 tokens the
-# table already costs more than twenty times as much.
-#
-# Fused kernels such as FlashAttention run this very loop. On a GPU, each tile stays in the small, fast memory of the
-# chip, and that makes them faster too. The backward pass needs the weights again, and computes them again, tile by
-# tile. The in-depth page shows how, and measures time and rounding.
+# FlashAttention runs this very loop. On a GPU each tile stays in the small, fast memory of the chip, which makes it
+# faster, too. The backward pass, the memory and the time are measured in
+# `attention in depth <1a_attention_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------
 #
-# 1. In a row of S random scores, how often does the running maximum change? Count it for S = 10, 100 and 1000, over
-#    many rows. A right answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the last of j
-#    scores the largest?
-# 2. Let ``in_tiles`` return m + log l too. A right answer equals ``torch.logsumexp`` of the visible scores, and
-#    explains why this single number is enough to compute any weight of the row again.
-# 3. Start m at minus infinity instead of the lowest finite number. The sentence above still works. Find a batch for
-#    which the result is NaN. Hint: which tile has no largest score? A right answer names the first line that makes a
-#    NaN.
+# 1. *Easy.* Draw the five steps for ``␣exist``, which sees seven keys: ``query_steps(words[:7], ...)``. A good answer
+#    names the key with the largest weight.
+# 2. *Medium.* In a row of S random scores, how often does the running maximum change? Count it for S = 10, 100 and
+#    1000, over many rows. A good answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the
+#    last of j scores the largest?
+# 3. *Medium.* Start m at minus infinity instead of the lowest finite number. The sentence above still works. Find a
+#    batch for which the result is NaN. Hint: which tile has no largest score? A good answer names the first line that
+#    makes a NaN.
 #
 # Summary
 # -------
 #
+# * A query scores every key. Softmax of the scores, divided by the root of D, weights the values. The three matrices
+#   are learned.
 # * The table of scores grows with the square of the length; everything else in attention grows with the length.
-# * Remember the largest score m, the sum l and the weighted values a. When m rises, one factor repairs both sums.
-# * The result is exact for tiles of any size, so nobody needs to store the table.
+# * Tiles need no table: when the largest score m rises, one factor repairs the sum l and the weighted values a, exactly.

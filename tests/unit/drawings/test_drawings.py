@@ -99,6 +99,8 @@ EXAMPLES: list[tuple[Callable[..., Drawing], tuple[Any, ...]]] = [
     (qwen2.shared_heads, (4, [4, 2, 1])),
     (qwen2.qwen2_blocks, (8, ["#1", "#2", "#3", "#4", "#5"])),
     (qwen2.model_sizes, ({"Qwen2-0.5B": SIZES, "tiny": SIZES}, {"Qwen2-0.5B": 494e6, "tiny": 1e6})),
+    (attention.query_steps,
+     (["a", " <b>"], [1.0, -2.0, 0.5], [[0.1, 1.0, 2.0], [1.0, -1.0, 0.0]], [[1.0, 0.0]] * 2, 1)),
     (attention.online_softmax_frames,
      (["a", "b", "c", "d"], [1.0, -2.0, 3.0, 0.0], [1.0, 2.0, 3.0, -1.0], 2)),
     (attention.packed_row, ([["if", " a", ":"], ["end"], ["for", " x"]], 8)),
@@ -223,6 +225,7 @@ def test_every_drawing_has_an_example() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("query_steps", "sum to 3.0; Step scores: a −0.5, ␣<b> 1.7; Step softmax: a 0.10"),
         ("padded_batch", "row 0: pad | <a>, mask [0, 1], positions [-1, 0]; row 1"),
         ("writing_order", "misses a key 1 times"),
         ("versions", "<a>: ' one↵'\nb: 1 tokens, then ' <two>'"),
