@@ -77,7 +77,7 @@ assert torch.allclose(norm(short, 1), torch.tensor([0.85, 1.13]), atol=0.01)
 assert torch.allclose(norm(points, 1), normed)
 
 # %%
-# The same. The token is a hundred times longer, and so is the number that divides it. The norm ignores scale.
+# 0.85 and 1.13: the same. The token is a hundred times longer, and so is the number that divides it. The norm ignores scale.
 #
 # Why a model wants that
 # ----------------------
@@ -116,7 +116,9 @@ print(f"{words[-1] / words[0]:.0f} times")
 assert len(states) == 17 and words[-1] > 70 * words[0]
 
 # %%
-# Nothing holds the length back, and training found no reason to. Here are all 17 norms, from left to right. From
+# 30 times or more: every block adds to the state, and nothing ever shortens it.
+#
+# Here are all 17 norms, from left to right. From
 # :math:`10^0` to :math:`10^1` the length is ten times as large. The grey line is the length after the norm, before the
 # weight is applied.
 
@@ -140,8 +142,8 @@ assert before[-1, 0] > 4 * before[-1, 1:].max()
 # length :math:`\sqrt{C}`, here :math:`\sqrt{128} = 11.3`. So every block, early or late, is trained on
 # inputs of one length. The state itself stays as long as it is.
 #
-# The token that starts the text is by far the longest. Larger models have such tokens too, with single features above
-# 1,000 (`Sun et al., 2024 <https://arxiv.org/abs/2402.17762>`_). We will need that number at the end of this page.
+# The state of the start token ``<|endoftext|>`` is by far the longest. Larger models have such tokens too, with single
+# features above 1,000 (`Sun et al., 2024 <https://arxiv.org/abs/2402.17762>`_). We will need that number at the end of this page.
 #
 # After the division, the *weight* says how much each feature counts. In this model the last norm multiplies by 2
 # to 3: longer vectors make larger logits, and so more confident predictions.
@@ -151,13 +153,13 @@ print(f"from {weight.min():.1f} to {weight.max():.1f}")
 assert 2 < weight.min() < weight.mean() < weight.max() < 3.4
 
 # %%
-# What LayerNorm does besides
-# ---------------------------
+# What LayerNorm does in addition
+# -------------------------------
 #
 # GPT-2 uses LayerNorm. It subtracts the mean of a token's features before it divides, and adds a learned bias at the
 # end. RMSNorm does neither.
 #
-# Does the model need the subtraction? Let us take it away from one that was trained with it. This hook runs *after*
+# Does the model need the subtraction? Let us take it away from a model that was trained with it. This hook runs *after*
 # each of the 17 LayerNorms of our small GPT-2, and replaces the result by one without the subtraction.
 
 import copy
@@ -219,7 +221,7 @@ assert len(shares) == 4 * 17 and max(shares) < 0.04
 torch.tensor([1e-4, 1.0, 256.0], dtype=torch.float16).square()
 
 # %%
-# Both ends are lost. A small square *underflows* to 0. Without epsilon the norm would then divide by zero: that is what
+# 0, 1 and infinity: both ends are lost. A small square *underflows* to 0. Without epsilon the norm would then divide by zero: that is what
 # epsilon is for. A large square becomes infinity, and one over its root is 0. So a token with a feature of 1,000
 # becomes a row of zeros.
 #
@@ -259,11 +261,11 @@ assert torch.nn.functional.rms_norm(x[sizes > 257], x.shape[1:]).eq(1).all()
 # ---------
 #
 # 1. *Easy.* Normalise (3, 4) and (4, 3), then (8, 9) and (9, 8), with RMSNorm and with LayerNorm (weights 1, biases 0).
-#    A right answer says what LayerNorm can no longer tell apart.
+#    A good answer says what LayerNorm can no longer tell apart.
 # 2. *Easy.* Let a forward hook multiply what ``model.model.embed_tokens`` returns by 10, and compare the logits. A
 #    right answer explains why they change although the norm ignores scale. Hint: what do the blocks add to the state?
 # 3. *Medium.* Fold the weight of a norm into the ``nn.Linear`` that reads its output: new matrix, norm weight 1, same
-#    result. A right answer equals the original to 1e-5, and says why the bias of a LayerNorm needs a bias in the
+#    result. A good answer equals the original to 1e-5, and says why the bias of a LayerNorm needs a bias in the
 #    linear layer. Hint: scale the columns of the matrix.
 #
 # Summary
@@ -271,5 +273,5 @@ assert torch.nn.functional.rms_norm(x[sizes > 257], x.shape[1:]).eq(1).all()
 #
 # * RMSNorm divides a token by the root of the mean of its squares: the direction stays, the length becomes
 #   :math:`\sqrt{C}`.
-# * States grow from block to block, more than 70 times here. The norm gives each layer inputs of one size.
-# * Square in float32: float16 makes 0 of small squares and infinity of large ones.
+# * States grow from block to block, more than 70 times here. The norm gives every block inputs of one size.
+# * Square in float32: in float16 small squares become 0, and large ones infinity.

@@ -2,11 +2,11 @@ r"""
 RoPE: positions as rotations
 ============================
 
-*The dog bit the man* and *the man bit the dog* have the same words. A model must know which word comes first. One
-attention on its own hardly knows: it takes a mean, and a mean has no order.
+*The dog bit the man* and *the man bit the dog* have the same words. A model must know which word comes first.
+Attention alone can hardly tell: it takes an average, and an average has no order.
 
-Most models of today turn each query and each key like the hand of a clock. Suppose they have only two
-numbers, so that each is an arrow, and turn by one hour for each position. The smaller the angle between two hands, the
+Today's models turn each query and each key like the hand of a clock. Suppose a query and a key have only two numbers
+each, so that each is an arrow. It turns by one hour for each position. The smaller the angle between two hands, the
 higher their score in attention.
 """
 
@@ -32,8 +32,10 @@ drawings.clock_hands((3, 5))
 drawings.clock_hands((3, 5), (13, 15))
 
 # %%
-# It stays. Both hands turn by the same ten hours. A score that comes from the angle knows the *distance* of two tokens,
-# here 2, and nothing about where they are. This is RoPE, the rotary position embedding.
+# It stays. Both hands turn by the same ten hours. So a score that comes from the angle depends on the *distance* of the
+# two tokens, here 2, and not on where they are.
+#
+# This is RoPE, the rotary position embedding.
 #
 # The other way: learned positions
 # --------------------------------
@@ -59,8 +61,8 @@ except ValueError as error:
 assert "no embeddings for the later positions" in refused
 
 # %%
-# And "one place apart" has to be learned again at every place: nothing ties the vectors of places 3 and 4 to those of
-# 13 and 14. Move a text and watch both models:
+# And GPT-2 has to learn what "one place apart" means again at every place: nothing ties the vectors of places 3 and 4 to
+# those of 13 and 14. Move a text and watch both models:
 #
 # .. live:: clock
 #
@@ -135,7 +137,7 @@ assert torch.allclose(
 
 # %%
 # Let us try it on words. Real hands do not start at 12 o'clock: each query and key has its own directions, and the turn
-# is added to them. Here the query of " exist" meets the key of " does", in the first block: three times at distance 2,
+# is added to them. Here the query of ``␣exist`` meets the key of ``␣does``, in block 0: three times at distance 2,
 # then further apart.
 
 block = model.model.layers[0]
@@ -168,7 +170,7 @@ from lm_from_scratch.instruments.plot import figure
 apart = torch.arange(101)
 drawn, (ax,) = figure(4.6, 2.6)
 ax.plot(rope(query.expand(101, -1), apart) @ key)
-ax.set(title='Score of " exist" and " does"', xlabel="distance, m - n")
+ax.set(title="Score of ␣exist and ␣does", xlabel="distance, m - n")
 plt.show()
 
 # %%
@@ -188,8 +190,9 @@ assert (there - here).abs().max() < 0.02
 assert torch.equal(here.argmax(-1), there.argmax(-1))
 
 # %%
-# They hardly change, and that little is rounding. Attention never sees a position, only distances. *Distances* that the
-# model was not trained on are another matter: `longer contexts <2a_longer_contexts.ipynb>`_ shows what happens there.
+# They hardly change, and that little is rounding: attention never sees a position, only distances.
+#
+# *Distances* that the model was not trained on are another matter: `longer contexts <2a_longer_contexts.ipynb>`_ shows what happens there.
 #
 # Queries and keys, not values
 # ----------------------------
@@ -222,7 +225,7 @@ for turn_values in (False, True):
 assert changes[0] < 1e-4 and changes[1] > 0.5
 
 # %%
-# Yes. A query is compared with a key, so a turn that both share cancels. A value is compared with nothing. It is
+# Yes: the output now depends on where the text is. A query is compared with a key, so a turn that both share cancels. A value is compared with nothing. It is
 # passed on as it is, so its turn stays in the output.
 #
 # Fluent and wrong
@@ -290,12 +293,12 @@ assert not torch.allclose(
 # Exercises
 # ---------
 #
-# 1. *Easy.* Draw ``clock_hands`` for two distances that a hand of one hour a position cannot tell apart. A right answer
+# 1. *Easy.* Draw ``clock_hands`` for two distances that a hand of one hour a position cannot tell apart. A good answer
 #    names all distances that look like 2, and says how a second, slower hand would tell them apart.
-# 2. *Easy.* Change ``score`` so that only the query is turned. A right answer shows that the score now depends on m
+# 2. *Easy.* Change ``score`` so that only the query is turned. A good answer shows that the score now depends on m
 #    and not on n, so a model of this kind cannot see distances.
 # 3. *Medium.* Replace ``rope`` by a function that returns x as it is, and shuffle the words before the last one. A
-#    right answer shows that the output of this head of the first block does not change for the last token, and says
+#    good answer shows that the output of this head of block 0 does not change for the last token, and says
 #    what this means for the dog and the man. (Later blocks can tell a little: each token saw only the words before it,
 #    so its state gives away some of the order.)
 #
@@ -305,4 +308,4 @@ assert not torch.allclose(
 # * RoPE turns each pair of features of queries and keys by position times speed. Two words at the same distance then
 #   have the same score, wherever they are.
 # * Fast pairs tell neighbours apart, slow pairs near from far. Nothing is learned, and no table ends.
-# * Weights and code must agree on the pairs: half-split or interleaved. With the wrong layout, nothing fails.
+# * Weights and code must agree on the pairs: half-split or interleaved. The wrong layout raises no error.

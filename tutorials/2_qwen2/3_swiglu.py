@@ -6,7 +6,7 @@ A model has the same weights for every token, yet it should not do the same with
 vector wide, then narrow again. The wide numbers are its *inner features*, and in Qwen2 each of them has a *gate*. The
 gate looks at the token and decides how much of the feature passes.
 
-Here are seven of the 384 gates in the first block of the shipped model, while it reads one sentence. The larger the
+Here are seven of the 384 gates in block 0 of the shipped model, while it reads one sentence. The larger the
 disc, the wider the gate is open.
 """
 
@@ -37,7 +37,7 @@ some = [355, 27, 101, 204, 360, 105, 59]
 drawings.gates(tokenizer.pieces(ids)[1:], some, gates[1:, some].tolist())
 
 # %%
-# Gate 101 opens wide at "an", gate 204 at "of", gate 360 at "to". Nobody programmed that: training gave these words
+# Gate 101 opens wide at ``␣an``, gate 204 at ``␣of``, gate 360 at ``␣to``. Nobody programmed that: training gave these words
 # features of their own.
 
 pieces = tokenizer.pieces(ids)
@@ -82,8 +82,8 @@ assert after[vowel].sum() < before[vowel].sum() / 3
 assert after[consonant].sum() > 0.5
 
 # %%
-# With the gate shut, next words that begin with a vowel lose more than two thirds of their probability, and most of it
-# goes to words that begin with a consonant. This one feature helps the model to write "an error" and not "an way". Most
+# Fewer next words begin with a vowel: they lose more than two thirds of their probability, and most of it goes to words
+# that begin with a consonant. This one feature helps the model to write "an error" and not "an way". Most
 # features are harder to name.
 #
 # Two matrices, or three
@@ -156,7 +156,7 @@ inner_features
 # gives :math:`I = \tfrac{8}{3} C`.
 #
 # The `paper on SwiGLU <https://arxiv.org/abs/2002.05202>`_ compared models at this width, that is, at equal cost, and
-# those with a gate predicted better. The published Qwen2 models are even `wider <3a_swiglu_in_depth.ipynb>`_.
+# those with a gate predicted better. The published Qwen2 models are even `wider <4a_qwen2_in_depth.ipynb>`_.
 
 assert inner_features == 2048 == 2 * 3072 // 3
 assert 3 * 768 * inner_features == two
@@ -207,7 +207,7 @@ assert (shared, separate) == (56 * 2**10, 392 * 2**10)
 assert shared * context == 1.75 * 2**30 and separate == 7 * shared
 
 # %%
-# The keys of one block take 4 × 128 × 2 bytes, 1 KiB. Keys and values of all 28 blocks take 56 KiB. With a key head for
+# 56 KiB. The keys of one block take 4 × 128 × 2 bytes, 1 KiB. Keys and values of all 28 blocks take 56 KiB. With a key head for
 # every query head, it would be 392 KiB.
 
 sizes = {"28 key heads": separate, "4 key heads": shared}
@@ -236,8 +236,8 @@ assert in_matrices(gpt2.transformer.h) == in_matrices(model.model.layers)
 assert 8 * 128 // 3 == 341
 
 # %%
-# One word, and the wrong heads
-# -----------------------------
+# The wrong order of the heads
+# ----------------------------
 #
 # ``repeat_interleave`` gives key heads 0 0 1 1. ``repeat`` gives 0 1 0 1: same shape, no error, and two of four query
 # heads read keys that they were not trained with. In November 2024 a change to Apple's axlearn had the second order,
@@ -272,11 +272,11 @@ assert texts[0] != texts[1]
 # Exercises
 # ---------
 #
-# 1. Print the ten words with the widest gate for another feature of the first block, over a longer text of yours. A
+# 1. Print the ten words with the widest gate for another feature of block 0, over a longer text of yours. A
 #    right answer is a list like the columns of the first picture. Can you name the feature?
-# 2. Shut gate 105, which opens at "be", after the text "This method can be". A right answer shows the five likeliest
+# 2. Shut gate 105, which opens at ``␣be``, after the text "This method can be". A good answer shows the five likeliest
 #    next words before and after, and says in one sentence what the model no longer notices.
-# 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A right answer
+# 3. Write ``repeat_kv(k, n_head)`` with ``expand`` and ``reshape`` and without ``repeat_interleave``. A good answer
 #    equals ``repeat_interleave`` for 1, 2 and 4 key heads.
 #
 # Summary

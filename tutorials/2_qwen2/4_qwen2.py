@@ -77,7 +77,7 @@ drawings.qwen2_blocks(8, sections)
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # In GPT-2 every ``linear`` of a block adds a bias. In Qwen2 only those for queries, keys and values do. What such a
-# bias can change is in depth: `biases on three maps <3a_swiglu_in_depth.ipynb>`_.
+# bias can change is in depth: `biases on three maps <4a_qwen2_in_depth.ipynb>`_.
 #
 # A rotation instead of a table
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -103,11 +103,11 @@ drawings.qwen2_blocks(8, sections)
 from lm_from_scratch.layers.norm import rms_norm
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_rope
 
-w = qwen2.model.state_dict()  # 8 layers, 4 query heads, 2 key heads
+w = qwen2.model.state_dict()  # 8 blocks, 4 query heads, 2 key heads
 rotary = RotaryEmbedding(32, theta=10_000.0)
 
 
-def layer(n):
+def weights_of(n):
     prefix = f"layers.{n}."
     return {k.removeprefix(prefix): w[k] for k in w if k.startswith(prefix)}
 
@@ -123,7 +123,7 @@ def qwen2_logits(ids, norm=rms_norm, bias=1, turn=apply_rope, act=F.silu):
     cos, sin = (t[0] for t in rotary(torch.arange(T)[None], x.dtype))
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     for n in range(8):
-        p = layer(n)
+        p = weights_of(n)
         h = norm(x, p["input_layernorm.weight"])
         maps = [f"self_attn.{m}_proj" for m in "qkv"]
         q, k, v = (h @ p[f"{m}.weight"].T + bias * p[f"{m}.bias"] for m in maps)
@@ -211,12 +211,11 @@ ax.set(title="One change taken back", xlabel="bits per byte", xlim=(0, 4.6))
 plt.show()
 
 # %%
-# The gate, by far. How bad it is depends on the number that replaces the gates. We tried two more: 0.1, and 0, which is
-# no MLP at all. Each costs more than any other change.
+# The gate, by far. How much it costs depends on the number that replaces the gates, but 0.1, and 0, which is no MLP at
+# all, cost more than any other change, too.
 #
 # Without the rotation the model hardly knows the order of the words, but that costs less. The biases cost less than
-# half of that. The mean hardly matters at all. It is close to 0 in the rows of the embedding table, the only place
-# that we checked.
+# half of that. The mean hardly matters at all: in the rows of the embedding table it is close to 0 already.
 #
 # And the shared key heads? Give each query head its own copy of a key head, and every score stays the same (exercise
 # 1). Only the cache and two matrices grow.
@@ -230,7 +229,7 @@ assert w["embed_tokens.weight"].std() > 0.09
 
 # %%
 # This measures how much a *trained* model needs its parts. Which architecture learns better is another question:
-# `two trained models <4c_costs_in_depth.ipynb>`_.
+# `two trained models <4a_qwen2_in_depth.ipynb>`_.
 #
 # The published sizes
 # -------------------
@@ -267,7 +266,7 @@ assert counts["Qwen2-0.5B"] == 494_032_768
 assert counts["Qwen2-7B"] == 7_615_616_512
 
 # %%
-# More than a quarter. That is why the small models use the table twice, as embedding and as output head. Qwen2-7B has a
+# 28 %, more than a quarter. That is why the small models use the table twice, as embedding and as output head. Qwen2-7B has a
 # separate output head.
 #
 # Open a folder
@@ -299,10 +298,10 @@ torch.testing.assert_close(again(ids), qwen2(ids), atol=0, rtol=0)
 # ---------
 #
 # 1. Give each of the four query heads its own key head: repeat the rows of ``k_proj`` and ``v_proj`` in ``w``, with
-#    their biases, and drop ``repeat_interleave``. A right answer has the same logits as before.
-# 2. Set all gates to 1 in one block only, and try each of the eight blocks. A right answer has eight numbers, and says
+#    their biases, and drop ``repeat_interleave``. A good answer has the same logits as before.
+# 2. Set all gates to 1 in one block only, and try each of the eight blocks. A good answer has eight numbers, and says
 #    which block needs its gates least.
-# 3. Count the parameters of one block of Qwen2-7B by hand, from the numbers in the picture. A right answer is 28 times
+# 3. Count the parameters of one block of Qwen2-7B by hand, from the numbers in the picture. A good answer is 28 times
 #    that, plus two tables of 152,064 rows and one norm: 7,615,616,512.
 #
 # Summary

@@ -2,9 +2,9 @@ r"""
 Masks from positions
 ====================
 
-Which tokens may a token look at? Not the later ones. But a batch also has padding, some layers see only a window of the
+Which tokens may a token look at? Not the later ones. But a batch also has padding, some blocks see only a window of the
 last few tokens, and documents may share a row. Programs often build a separate mask for each case, out of triangles and
-slices. When one of these masks is wrong, there is no error message. The model writes, and writes something else.
+slices. When one of these masks is wrong, there is no error message: the model still writes, only something else.
 
 One sentence covers all cases. **A key is visible if it is real, not after the query, within the window, and in the same
 document.** Real means that it is not padding. We begin with "not after the query", for a sentence of nine tokens.
@@ -79,7 +79,7 @@ assert not visible(p, p)[:4].any() and not visible(p, p)[:, :4].any()
 # %%
 # No token sees padding, and padding sees nothing. The sentence itself has the triangle that it has alone.
 #
-# **Predict first.** Now the layer has a window of 3: a query sees its own key and two before it. Columns are counted
+# **Predict first.** Now the block has a window of 3: a query sees its own key and two before it. Columns are counted
 # from 0, so column 5 holds "a". Which columns does it see?
 #
 # * 3, 4 and 5
@@ -95,7 +95,7 @@ assert windowed[5].nonzero().flatten().tolist() == [4, 5]
 assert windowed[8].sum() == 3
 
 # %%
-# The window reaches back to column 3, but column 3 is padding. Column 6 comes after the query.
+# 4 and 5. The window reaches back to column 3, but that is padding. Column 6 comes after the query.
 #
 # The last part of the rule is for documents that share a row. Positions start again at 0, and each token also has the
 # number of its document. Two tokens see each other only if these numbers are equal.
@@ -139,7 +139,7 @@ def masks(p_t, p_s):  # positions of queries (B, T, 1) and of keys (B, 1, S)
 
 # %%
 # The test is one idea: **the same text must get the same logits, however it is laid out.** We put a mask into every
-# layer of the shipped model. Then the model reads a text in three ways: alone, left-padded in a batch, and in pieces.
+# block of the shipped model. Then the model reads a text in three ways: alone, left-padded in a batch, and in pieces.
 # For the pieces it needs a *cache*, which holds the keys and values of the pieces before.
 
 import torch.nn.functional as F
@@ -197,7 +197,7 @@ assert marks == ["...", "xxx", "xxx", "xxx", ".x.", "..x", "..x"]
 # the padded batch reveals it. The last two go wrong only when there are fewer queries than keys, as with a cache. The
 # rule itself passes all three tests.
 #
-# One warning: the three in the first column were noticed because we had the right logits to compare with. A model whose
+# One warning: the three masks of the first column were noticed because we had the right logits to compare with. A model whose
 # window is one too long agrees with itself in all layouts. So compare with a model that other people wrote, too; the
 # in-depth page does.
 #
@@ -222,7 +222,7 @@ print("only the first value:", torch.equal(y[0, 0], v[0, 0]))
 assert torch.equal(y[0, 0], v[0, 0])
 
 # %%
-# PyTorch draws the triangle from the *first* query and key, as the `documentation
+# Only one: PyTorch draws the triangle from the *first* query and key, as the `documentation
 # <https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html>`_ says. With as
 # many queries as keys that is right. But queries after a cache are the last tokens, so they need the last rows of the
 # triangle. Here are three queries after six keys in a cache, in both ways.
@@ -258,11 +258,11 @@ torch.testing.assert_close(y, wanted)
 # Exercises
 # ---------
 #
-# 1. Draw the two packed documents for a layer with a window of 3. Predict first how many keys each query sees. A right
+# 1. Draw the two packed documents for a block with a window of 3. Predict first how many keys each query sees. A good
 #    answer starts again at one key in the second document.
-# 2. Add 7 to all positions, but leave padding at -1. Which pictures on this page change? A right answer goes through
+# 2. Add 7 to all positions, but leave padding at -1. Which pictures on this page change? A good answer goes through
 #    the four parts of the rule and says why none of them notices.
-# 3. Write a seventh wrong mask, one that only the padded batch reveals and that is not in the table. A right answer
+# 3. Write a seventh wrong mask, one that only the padded batch reveals and that is not in the table. A good answer
 #    shows its row.
 #
 # Summary

@@ -3,7 +3,7 @@ Packing documents into rows
 ===========================
 
 The texts of a batch have different lengths, so short rows are filled up with padding. A mask hides padding from
-attention. But every layer still computes it, and the result is thrown away. How much work is that, on real texts, and
+attention. But every block still computes it, and the result is thrown away. How much work is that, on real texts, and
 how can you avoid it?
 
 **Predict first.** The documents are the docstrings of Python's standard library, cut at 256 tokens. Sixteen random ones
@@ -65,7 +65,9 @@ def draw(rows, width, title):
 assert sum(shares) / len(shares) > 0.5
 
 # %%
-# One long document makes all sixteen rows long. Here is the first batch: blue slots are tokens, grey ones are padding.
+# More than half: one long document makes all sixteen rows long.
+#
+# Here is the first batch: blue slots are tokens, grey ones are padding.
 
 draw([[x] for x in groups[0]], max(map(len, groups[0])), "16 padded rows")
 
@@ -153,8 +155,10 @@ assert leaky[4].nonzero().flatten().tolist() == [0, 4]
 assert leaky[0].nonzero().flatten().tolist() == [0, 4]
 
 # %%
-# Both first tokens have position 0, so they see each other. "Close" even sees "Return", which comes after it in the
-# row. The models of this package refuse such a row:
+# Itself and "Close": both first tokens have position 0, so they see each other. "Close" even sees "Return", which comes
+# after it in the row.
+#
+# The models of this package refuse such a row:
 
 try:
     gpt2(torch.tensor([[*range(9)]]), positions=p[None])
@@ -244,7 +248,7 @@ assert min(nats, key=nats.get) == "both"
 assert all(nats[name] > nats["both"] + 0.1 for name in list(nats)[:3])
 
 # %%
-# Positions only, half of the repair, is the worst of all for this model. With neither, a row still looks like one long
+# Positions only. Half of the repair is the worst choice of all for this model. With neither, a row still looks like one long
 # text. With positions only, several tokens of different documents are at each position, and they get mixed up.
 #
 # Libraries have changed since. In 2025 `transformers <https://github.com/huggingface/transformers/pull/39194>`_ learned
@@ -327,10 +331,10 @@ assert (y[:, :, at] - alone).abs().max() < 1e-5
 # Exercises
 # ---------
 #
-# 1. Plot the share of padding for batches of 2, 4, 8, ..., 64 documents. A right answer rises, and explains why.
+# 1. Plot the share of padding for batches of 2, 4, 8, ..., 64 documents. A good answer rises, and explains why.
 # 2. Count the rows that ``first_fit`` needs for all groups. Compare with the smallest number of rows that could hold
-#    all tokens. A right answer is above it, by less than an eighth.
-# 3. Give ``visible`` a window of 16. Predict how many blocks are skipped then, more or fewer. A right answer draws the
+#    all tokens. A good answer is above it, by less than an eighth.
+# 3. Give ``visible`` a window of 16. Predict how many blocks are skipped then, more or fewer. A good answer draws the
 #    blocks.
 #
 # Summary
