@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Unit = Literal["matrix", "scalar"]
 
 FILE = Path("tutorials") / "gpu" / "measurements.json"
-NOT_MEASURED = "No GPU has measured this kernel yet: `make gpu` does."
+NOT_MEASURED = "Not measured on a GPU yet. To measure it: make gpu"
 
 #: The keys of the stored file, and of each of its results.
 KEYS = {"provenance", "ceilings", "results", "decoding"}
