@@ -106,11 +106,6 @@ def multiple_of(name: str, hint: str = "") -> Limit:
     return Limit(f"is not a multiple of {name}={{{name}}}{hint}", lambda n, of: n % of == 0, name)
 
 
-def one_of(words: Collection[str]) -> Limit:
-    """The limit of a string that is one of some ``words``."""
-    return Limit(f"is not one of {sorted(words)}", lambda x: isinstance(x, str) and x in words)
-
-
 def are_tokens(ids: Any, vocab_size: int) -> bool:
     """Whether ``ids`` is a token of the vocabulary, or a tuple of some."""
     several = ids if isinstance(ids, tuple) and ids else (ids,)

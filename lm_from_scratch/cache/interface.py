@@ -77,7 +77,10 @@ class NoCache(Cache):
         siblings: bool = False,
     ) -> list[Visibility]:
         placed = place(x, positions, start=0)
-        check_documents(x, positions, documents)
+        if documents is not None:
+            if positions is None:
+                raise ValueError("documents need positions, which start at 0 in each document")
+            check_integers("documents", documents, x)
         if positions is not None and documents is None and not siblings:
             check_different(positions, "documents packed into a row are numbered (documents=)")
         dense = positions is None
@@ -121,7 +124,7 @@ def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
         raise ValueError(f"the tokens have shape {(B, T)}: there must be at least one")
     if positions is None:
         return torch.arange(start, start + T, device=x.device)[None]
-    check_positions(positions, x)
+    check_integers("positions", positions, x)
     return positions.long()
 
 
@@ -134,45 +137,21 @@ def check_cache(cache: Cache) -> None:
         )
 
 
-def check_tensor(name: str, given: Tensor) -> None:
-    """Raises ``ValueError`` for what is no tensor."""
+def check_integers(name: str, given: Tensor, x: Tensor) -> None:
+    """Raises ``ValueError`` for what is no tensor of integers (B, T), one for each of the tokens
+    ``x`` (B, T, ...). A mask of integers cannot be told from positions without reading it, and
+    passes: that is why positions are given by name alone, everywhere."""
     if not isinstance(given, Tensor):
+        raise ValueError(f"{name} are a {type(given).__name__}; they must be a tensor (B, T)")
+    if given.shape != x.shape[:2]:
         raise ValueError(
-            f"{name} are a {type(given).__name__}; they must be a tensor of integers (B, T)"
-        )
-
-
-def check_positions(positions: Tensor, x: Tensor) -> None:
-    """Raises ``ValueError`` for positions that do not fit the tokens ``x`` (B, T, ...), and for
-    masks of bool or floats.
-
-    A mask of integers cannot be told from positions without reading them, and passes: that is why
-    positions are given by name alone, everywhere.
-    """
-    check_tensor("positions", positions)
-    if positions.shape != x.shape[:2]:
-        raise ValueError(
-            f"positions have shape {tuple(positions.shape)}, the tokens {tuple(x.shape[:2])}; "
+            f"{name} have shape {tuple(given.shape)}, the tokens {tuple(x.shape[:2])}; "
             "they must agree"
         )
-    if positions.dtype.is_floating_point or positions.dtype == torch.bool:
+    if given.dtype.is_floating_point or given.dtype == torch.bool:
         raise ValueError(
-            f"positions have dtype {positions.dtype}; they must be integers, -1 for padding "
-            "(positions_from_mask makes them from a mask)"
-        )
-
-
-def check_documents(x: Tensor, positions: Tensor | None, documents: Tensor | None) -> None:
-    """Raises ``ValueError`` for document numbers that do not fit the tokens ``x`` (B, T, ...)."""
-    if documents is None:
-        return
-    if positions is None:
-        raise ValueError("documents need positions, which start again at 0 in each document")
-    check_tensor("documents", documents)
-    if documents.shape != x.shape[:2] or documents.dtype.is_floating_point:
-        raise ValueError(
-            f"documents have shape {tuple(documents.shape)} and dtype {documents.dtype}; they must "
-            f"be integers of shape {tuple(x.shape[:2])}"
+            f"{name} have dtype {given.dtype}; they must be integers (of a mask, "
+            "positions_from_mask makes positions)"
         )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lm_from_scratch.checkpoint.architectures import Config, build
-from lm_from_scratch.checkpoint.experts import stacked, unstacked
+from lm_from_scratch.checkpoint.experts import unstacked
 from lm_from_scratch.checkpoint.folders import (
     ADAPTER,
     carry_over,
@@ -30,7 +30,14 @@ from lm_from_scratch.checkpoint.folders import (
     temporary_folder,
     write_json,
 )
-from lm_from_scratch.checkpoint.ideas import NEXT, number
+from lm_from_scratch.checkpoint.names import (
+    TRANSPOSED,
+    check_sizes,
+    our_name,
+    rename,
+    unwrapped,
+    without_mtp,
+)
 from lm_from_scratch.checkpoint.published import (
     GENERATION,
     NOTHING,
@@ -46,7 +53,6 @@ from lm_from_scratch.checkpoint.tensors import (
     to_one_dtype,
     write_tensors,
 )
-from lm_from_scratch.layers.head import TiedHead
 from lm_from_scratch.limits import shown
 from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
@@ -59,18 +65,6 @@ from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
 
 AnyModel = TypeVar("AnyModel", bound=CausalLM | Classifier)
-
-#: GPT-2's published linear maps are stored as (in, out); ``nn.Linear`` wants (out, in).
-TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
-
-#: The number of a layer in the name of a tensor.
-LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d{1,9})\.")
-
-#: Layers for multi-token prediction, where a file has them under a name of their own.
-MTP = re.compile(r"^(model\.)?mtp\.")
-
-#: What ``torch.compile``, FSDP and gradient checkpointing put before the names of what they wrap.
-WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 #: The files that a saved model consists of.
 WRITTEN = "|".join(
@@ -313,89 +307,6 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     return stored(model, without=frozen)
 
 
-def unwrapped(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """The tensors by the names that a model itself gives them, without those of what was wrapped
-    around it when it was saved. Raises ``ValueError`` for a name that is there twice then."""
-    names = {name: WRAPPER.sub("", name) for name in tensors}
-    # of DistributedDataParallel
-    while names and all(name.startswith("module.") for name in names.values()):
-        names = {name: bare.removeprefix("module.") for name, bare in names.items()}
-    if len({*names.values()}) < len(names):
-        raise ValueError(f"{folder} has a tensor twice, with and without the name of a wrapper")
-    return {bare: tensors[name] for name, bare in names.items()}
-
-
-def without_mtp(
-    tensors: Mapping[str, Tensor], n_layer: int, contents: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """The tensors of the model itself, without the layers for multi-token prediction that a
-    published file holds beside it: ``mtp.*``, or layers after the last of ``n_layer``, as many as
-    ``num_nextn_predict_layers`` of ``config.json`` says."""
-    more = number(contents, *NEXT)
-    end = n_layer + (more[0] if more else 0)
-
-    def is_beside(name: str) -> bool:
-        layer = LAYER.search(name)
-        return bool(MTP.search(name) or (layer and n_layer <= int(layer[1]) < end))
-
-    return {name: tensor for name, tensor in tensors.items() if not is_beside(name)}
-
-
-def check_sizes(config: Config, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Raises ``ValueError`` for a config of more layers than the weights have, or of another
-    embedding: what would take long to build before the shapes of all tensors are compared."""
-    layers = {match[1] for name in tensors if (match := LAYER.search(name))}
-    if config.n_layer > len(layers):
-        raise ValueError(
-            f"{folder} does not fit the model: n_layer={config.n_layer} in config.json, but the "
-            f"weights have {len(layers)} layers"
-        )
-    want = (config.vocab_size, config.n_embd)
-    for name, tensor in tensors.items():
-        if name.endswith(("wte.weight", "embed_tokens.weight")) and tensor.shape != want:
-            raise ValueError(
-                f"{folder} does not fit the model: {name} has shape {tuple(tensor.shape)}, not "
-                f"{want}, which is (vocab_size, n_embd) of config.json"
-            )
-
-
-def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[str, Tensor]:
-    """From a checkpoint's names and layout to those of ``model``.
-
-    Files of a bare backbone have no ``transformer.`` or ``model.`` prefix. A stored head must equal
-    the token embedding where ours is the embedding. Experts are stacked. Raises ``ValueError`` for
-    a name that stands there twice, and for a head that our model cannot have.
-    """
-    head = model.head if isinstance(model, CausalLM) else None
-    renamed = {}
-    for name, tensor in tensors.items():
-        name = _our_name(name, model)
-        if name in renamed:
-            raise ValueError(f"{name} is there twice, with and without the prefix")
-        swap = TRANSPOSED.search(name) and tensor.dim() == 2
-        renamed[name] = tensor.T.contiguous() if swap else tensor
-    if isinstance(head, TiedHead) and "lm_head.weight" in renamed:
-        stored_head = renamed.pop("lm_head.weight")
-        names = {id(tensor): name for name, tensor in model.named_parameters()}
-        embedding = names[id(head.weight)]
-        if not torch.equal(stored_head, renamed.setdefault(embedding, stored_head)):
-            may = hasattr(model.backbone.config, "tie_word_embeddings")
-            remedy = (
-                "write tie_word_embeddings: false there" if may else "no GPT-2 here has its own"
-            )
-            raise ValueError(
-                f"lm_head.weight differs from {embedding}, and config.json says that the embedding "
-                f"is the head: {remedy}"
-            )
-    return stacked(renamed)
-
-
-def _our_name(name: str, model: CausalLM | Classifier) -> str:
-    prefix = f"{model.backbone.prefix}."
-    name = name.replace("classifier.", "score.") if name.startswith("classifier.") else name
-    return name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
-
-
 def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: Path) -> None:
     """Raises ``ValueError`` that lists everything missing, unexpected or of the wrong shape.
 
@@ -464,14 +375,14 @@ def quantize_skeleton(model: CausalLM | Classifier, described: Any, where: Path)
         if not isinstance(groups, Mapping):
             raise ValueError(f"{where}: int{bits}={shown(groups)} must be an object")
         for name, group_size in groups.items():
-            weight = weights.get(_our_name(name, model))
+            weight = weights.get(our_name(name, model))
             if weight is None or type(group_size) is not int or group_size < 1:
                 raise ValueError(
                     f"{where}: int{bits} of {shown(name)} with group_size={shown(group_size)}: the "
                     "name must be a weight of the model, and the size at least 1"
                 )
             try:
-                new[_our_name(name, model)] = kind.quantize(weight.detach(), group_size)
+                new[our_name(name, model)] = kind.quantize(weight.detach(), group_size)
             except ValueError as error:
                 raise ValueError(f"{where}: int{bits} of {name!r}: {error}") from error
     swap_parameters_(model, new)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.buffer import BufferCache, Pass
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import Cache, check_positions
+from lm_from_scratch.cache.interface import Cache, check_integers
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import cache_for
 
@@ -88,7 +88,7 @@ def from_legacy(
     B, _, S, _ = widest.shape
     counted = torch.arange(S, device=widest.device).expand(B, S)
     positions = counted if positions is None else positions.to(widest.device)
-    check_positions(positions, counted)
+    check_integers("positions", positions, counted)
     positions = positions.long()
     before = positions.cummax(dim=1).values[:, :-1]
     if not ((positions[:, 1:] > before) | (positions[:, 1:] == PADDING)).all():
@@ -250,6 +250,6 @@ def from_transformers(
     B, device = len(pairs[0][0]), pairs[0][0].device
     counted = torch.arange(length, device=device).expand(B, length)
     positions = counted if positions is None else positions
-    check_positions(positions, counted)
+    check_integers("positions", positions, counted)
     into = cache_for(windows) if into is None else into
     return from_legacy(pairs, positions=positions[:, length - S :], into=into)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.limits import one_of
+from lm_from_scratch.limits import Limit
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -51,4 +51,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 #: The type of a config's field that names one.
-Activation = Annotated[str, one_of(ACTIVATIONS)]
+Activation = Annotated[
+    str,
+    Limit(f"is not one of {sorted(ACTIVATIONS)}", lambda name: name in [*ACTIVATIONS]),
+]

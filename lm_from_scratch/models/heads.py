@@ -19,7 +19,7 @@ classifies by the state of the last token.
 import torch
 from torch import Tensor, nn
 
-from lm_from_scratch.cache.interface import NO_CACHE, Cache, check_positions
+from lm_from_scratch.cache.interface import NO_CACHE, Cache, check_integers
 from lm_from_scratch.models.gpt2 import GPT2Model
 from lm_from_scratch.models.qwen2 import Qwen2Model
 
@@ -108,7 +108,7 @@ def last_token(x: Tensor, *, positions: Tensor | None = None) -> Tensor:
     """
     if positions is None:
         return x[:, -1]
-    check_positions(positions, x)
+    check_integers("positions", positions, x)
     B, T = positions.shape
     columns = torch.arange(T, device=x.device)
     last = torch.where(positions >= 0, columns, 0).amax(dim=1)  # (B,)

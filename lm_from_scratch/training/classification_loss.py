@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm_from_scratch.cache.interface import check_positions
+from lm_from_scratch.cache.interface import check_integers
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
 from lm_from_scratch.training.objective import Objective, autocast
@@ -88,7 +88,7 @@ def token_classification_loss(
     if positions is None:
         return single_label_loss(logits, labels)
     check_shape("labels", labels, logits.shape[:-1])
-    check_positions(positions, labels)
+    check_integers("positions", positions, labels)
     real = positions >= 0
     return single_label_loss(logits[real], labels[real])
 

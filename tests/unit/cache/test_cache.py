@@ -155,7 +155,7 @@ def test_documents_need_positions_of_the_right_kind() -> None:
         MODEL(idx, documents=positions)
     with pytest.raises(ValueError, match=r"shape \(1, 4\)"):
         MODEL(idx, positions=positions, documents=positions[:1])
-    with pytest.raises(ValueError, match="integers of shape"):
+    with pytest.raises(ValueError, match="documents have"):
         MODEL(idx, positions=positions, documents=positions.float())
     with pytest.raises(ValueError, match="at least one"):
         MODEL(idx[:, :0])

@@ -21,6 +21,7 @@ from lm_from_scratch.checkpoint import state, tensors
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.dialects import DIALECTS
+from lm_from_scratch.checkpoint.names import WRAPPER
 from lm_from_scratch.checkpoint.published import Published
 from lm_from_scratch.checkpoint.state import (
     latest_checkpoint,
@@ -28,7 +29,6 @@ from lm_from_scratch.checkpoint.state import (
     save_training_state,
 )
 from lm_from_scratch.checkpoint.weights import (
-    WRAPPER,
     classifier_from_pretrained,
     from_pretrained,
     load_checkpoint,

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from tiny_models import tiny_gpt2, token_ids
 from torch import Tensor, nn
 
-from lm_from_scratch.checkpoint.weights import from_pretrained, rename, save_pretrained
+from lm_from_scratch.checkpoint.names import rename
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.instruments.references import PATHS, Tied, observe, share
 from lm_from_scratch.weights.int4 import Int4Weight
 from lm_from_scratch.weights.int8 import Int8Weight
