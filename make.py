@@ -221,6 +221,7 @@ def languages() -> list[str]:
 # Each of two processes takes half of the tests, and who is done takes from the other. (nbval takes
 # seconds to start: only the stored notebooks have it.)
 PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2", "--dist", "worksteal"]
+QUICK = ["-m", "not slow"]
 NBVAL = ["-m", "pytest", "--nbval", "--nbval-current-env", "-n", "2", "--dist", "loadfile"]
 
 
@@ -338,7 +339,7 @@ def check() -> None:
 def test() -> None:
     """lint, then every test that is not marked slow, and the stored notebooks of the lessons"""
     lint()
-    run(python(), *PYTEST, "-m", "not slow")
+    run(python(), *PYTEST, *QUICK)
     validate(r"\d+_.*")  # a number with a letter is a page in depth
 
 
@@ -362,7 +363,7 @@ def validate(names: str) -> None:
 def check_site() -> None:
     """check the built site in a browser: links, mathematics, accessibility (EVERY_VIEW=1: more)"""
     built()
-    run(python(), *PYTEST, "tests/site")
+    run(python(), *PYTEST, *([] if value("EVERY_VIEW") else QUICK), "tests/site")
 
 
 def lab() -> None:

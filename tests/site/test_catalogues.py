@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import catalogues
+import pytest
 import translations
 from editions import translation
 from gallery import pages
 
 
+@pytest.mark.slow
 def test_every_page_has_a_catalogue_and_it_stays(site: Path, tmp_path: Path) -> None:
     """A process of its own writes them; nothing in them is of one day or one machine."""
     command = [sys.executable, "-m", "sphinx", "-q", "-t", "catalogues", "-b", "gettext"]

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import base64
 import math
-import os
 import random
 import shutil
-import unicodedata
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +30,6 @@ from lm_from_scratch.generation.sampling import Sampler, draw
 from lm_from_scratch.instruments.plot import attention_maps
 from lm_from_scratch.weights.int8 import Int8Weight
 
-EVERY = bool(os.environ.get("EVERY_VIEW"))
 MODELS = ("gpt2-docs", "qwen2-docs")
 ENGINE = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
 SCRIPTS = (*ENGINE, "widget", *(f"models/{name}" for name in (*MODELS, "tasks")))
@@ -214,15 +211,11 @@ def test_the_tokenizer_on_random_texts(page: Page) -> None:
         assert back == text
 
 
+@pytest.mark.slow
 def test_the_tokenizer_on_every_character(page: Page) -> None:
-    """Between letters, digits and blanks: which class a character belongs to decides the words.
-
-    Of the code points without a character one in sixteen, all with EVERY_VIEW=1: a minute more.
-    """
+    """Between letters, digits and blanks: which class a character belongs to decides the words."""
     _, tokenizer = load_shipped()
-    known = [unicodedata.category(chr(p)) not in ("Cn", "Co", "Cs") for p in range(0x110000)]
-    points = [p for p in range(0x110000) if known[p] or (EVERY or p % 16 == 0)]
-    points = [p for p in points if not 0xD800 <= p < 0xE000]  # halves of pairs
+    points = [p for p in range(0x110000) if not 0xD800 <= p < 0xE000]  # halves of pairs
     script = """(points) => {
       const { tokenizer } = lm.shipped("gpt2-docs");
       return points.map((point) => {
@@ -448,6 +441,7 @@ MISTAKES: dict[str, tuple[str, str, str, Check]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_caught(browser: Browser, address: str, mistake: str) -> None:
     name, right, wrong, check = MISTAKES[mistake]

@@ -46,9 +46,17 @@ EVERY_VIEW = bool(os.environ.get("EVERY_VIEW"))
 # On a phone the frame of a page is another, which the pages of a folder share.
 FIRST_OF_FOLDER = {str(Path(name).parent): name for name in reversed(PAGES)}.values()
 # The pages of modules, of exercises and of weeks come from a template each: axe looks at one in
-# eight. Of the modules these are opened, and those with a formula.
+# eight. Of the modules these are opened, and those with a formula. An in-depth page is made of what
+# lessons are made of, and a translation of what its first edition is: axe looks at one in four.
 FROM_TEMPLATES = [name for name in PAGES if name.startswith(("api/", "exercises/", "classroom/"))]
-WITHOUT_AXE = set() if EVERY_VIEW else {*FROM_TEMPLATES} - {*FROM_TEMPLATES[::8]}
+LIKE_LESSONS = [
+    name
+    for name in PAGES
+    if name in {*TUTORIALS, *GPU_PAGES} - {*LESSONS, *GPU_LESSONS}
+    or name.startswith(tuple(f"{edition}/" for edition in translation.EDITIONS))
+]
+SAMPLED = {*FROM_TEMPLATES, *LIKE_LESSONS} - {*FROM_TEMPLATES[::8], *LIKE_LESSONS[::4]}
+WITHOUT_AXE = set() if EVERY_VIEW else SAMPLED
 OPENED = [
     name
     for name in PAGES

@@ -21,11 +21,12 @@ def short(monkeypatch) -> None:
     monkeypatch.setattr(module, "LENGTHS", lengths)
 
 
-SECONDS_EACH = {"merge_pair", "int8_weight", "adamw_step", "top_p", "cross_entropy"}
+# Of each loop one part, for `make test`; all of them take a minute.
+OF_EACH_LOOP = {part(name).loop: name for name in PARTS}.values()
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SECONDS_EACH)) for n in PARTS]
+    "name", [n if n in OF_EACH_LOOP else pytest.param(n, marks=pytest.mark.slow) for n in PARTS]
 )
 def test_every_right_answer_does_the_same(name: str, short) -> None:
     """Here for a few tokens and steps; plays.py repeats it at full length."""
@@ -56,6 +57,7 @@ def test_what_is_recorded_of_wrong_answers_is_of_these(name: str) -> None:
     assert shows and all(1 <= at <= found["of"] + 1 for at in shows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_the_first_wrong_answer_that_shows_does_so_where_it_is_recorded(name: str) -> None:
     wanted, found = exercise(name), RECORDED[name]["wrong"]
