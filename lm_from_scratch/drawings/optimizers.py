@@ -74,7 +74,7 @@ def training_memory(
     kinds = [*dict.fromkeys(part for parts in rows.values() for part in parts)]
     colours = {kind: (BLUE, ORANGE, GREEN, PURPLE)[i % 4] for i, kind in enumerate(kinds)}
     totals = {name: sum(parts.values()) for name, parts in rows.items()}
-    unit, high = 296 / max(totals.values()), 50
+    unit, high = 276 / max(totals.values()), 50
     bottom, line = high * len(rows) + 6, 2 + limit * unit
     says = (
         f"{name}: {totals[name]:.1f} GB, of which "
@@ -89,9 +89,9 @@ def training_memory(
             number = f"{size:.1f}" if size * unit > 26 else ""
             canvas.cell(x, y, size * unit, 22, number, 12, colours[part], 0.45, colours[part], 0)
             x += size * unit
-        beside = x < line < x + 42  # of the line, so that it does not cross the number
+        beside = x < line < x + 64  # of the line, so that it does not cross the number
         x = line + 6 if beside else x + 5
-        canvas.text(x, y + 11, f"{totals[name]:.1f}", 13, "start", bold=True)
+        canvas.text(x, y + 11, f"{totals[name]:.1f} GB", 13, "start", bold=True)
         canvas.line(line, y - 3, line, y + 25, 1.6, RED, dashes="4 3")
     canvas.text(line + 4, bottom - 1, f"{limit_name}, {limit:g} GB", 11, "start", RED)
     canvas.legend(bottom + 26, *((colours[kind], 0.45, kind) for kind in kinds))

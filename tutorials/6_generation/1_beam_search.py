@@ -52,8 +52,8 @@ assert all(len(tokenizer.encode(text)) == 3 for text in texts)
 assert 4 < texts[" temporary file."] / texts[" single object."] < 4.5
 
 # %%
-# The temporary file, by a factor of more than four. After *single* nearly anything may follow, and every choice costs a
-# factor. After *temporary* the model expects *file*.
+# *Add a temporary file.*, by a factor of more than four. After *single* nearly anything may follow, and every choice costs
+# a factor. After *temporary* the model expects *file*.
 #
 # *Greedy search* takes the likeliest token at every step. It takes *single*, and never learns what it missed.
 #
@@ -93,8 +93,7 @@ drawings.beam_tree("Add a", steps, piece, dropped=1)
 #
 # Products of many probabilities become tiny, so programs add logarithms instead. A step has n beams and V tokens in
 # the vocabulary, hence n × V candidates. ``flatten`` puts them into one line, V for each beam, and ``topk`` finds the
-# best n, whichever beams they come from. Dividing a place in this line by V gives the beam, and the remainder is the
-# token.
+# best n, whichever beams they come from. Dividing a place in this line by V gives the beam; the remainder is the token.
 
 
 def search(ids, n, new):
@@ -122,7 +121,7 @@ for h, row, total in zip(theirs, mine, sums):
     assert abs(h.log_probability - total) < 1e-3
 
 # %%
-# That is all of beam search, except that texts may end. The package's ``beam_search`` finds the same texts with the
+# That is all of beam search, except that texts may end. The package's ``beam_search`` finds the same texts, with the
 # same probabilities.
 #
 # **Predict first.** We search for six tokens after *If not specified,* with 1 beam (greedy search) to 6 beams. What happens
@@ -143,9 +142,10 @@ assert found[1] > 1.2 * max(found[n] for n in (2, 3, 4))
 assert found[5] > 1.1 * found[1] and found[6] >= found[5]
 
 # %%
-# At first it becomes smaller. With two beams, other beginnings look better for a moment and crowd out the one that
-# greedy search followed. Beam search is a bet, not a guarantee: more beams *usually* find likelier texts. Try other
-# beginnings:
+# It becomes smaller at first. With two beams, other beginnings look better for a moment and crowd out the one that
+# greedy search followed. Beam search is a bet, not a guarantee: more beams *usually* find likelier texts.
+#
+# Try other beginnings:
 #
 # .. live:: beams
 #    :prompt: If not specified,
@@ -185,8 +185,10 @@ sums = [h.log_probability for h in ladder]
 assert sums == sorted(sums)
 
 # %%
-# It shrinks from 30 tokens to 6. Every further token multiplies by a number below 1, so a short text has an advantage.
-# The better we search, the more of these short texts we find: it is the *aim* that is wrong.
+# Shorter: it shrinks from 30 tokens to 6. Every further token multiplies by a number below 1, so a short text has an
+# advantage, and a better search finds more of them.
+#
+# So the search is not to blame. Its *aim* is wrong.
 #
 # The usual remedy compares texts by
 #
@@ -211,9 +213,9 @@ assert len(h.tokens) == 30
 # --------------------------
 #
 # So now we find likely texts of any length. Do we want them? Here is a page of Python's documentation that the model was
-# not trained on. It goes on in three ways: as its authors wrote it, by four beams, and by tokens that are drawn at random
-# from the whole vocabulary. The darker a token, the more it surprises the model. One bit is the surprise
-# of a coin toss; ten bits belong to a chance of 1 in 1,024.
+# not trained on. It is continued in three ways: as its authors wrote it, by four beams, and by tokens that are drawn at
+# random from the whole vocabulary. The darker a token, the more it surprises the model. One bit is the surprise of a coin
+# toss; ten bits belong to a chance of 1 in 1,024.
 
 import math
 
@@ -270,11 +272,11 @@ drawings.surprise(shown)
 # Exercises
 # ---------
 #
-# 1. *Easy.* Draw the tree of another prompt with ``num_beams=2``. A right answer shows a step in which both new beams
+# 1. *Easy.* Draw the tree of another prompt with ``num_beams=2``. A good answer shows a step in which both new beams
 #    have one parent. Hint: compare ``h.parent`` of the candidates whose ``h.fate`` is ``"kept"``.
 # 2. *Easy.* Give ``search`` a number ``n`` of beams that makes it find the likeliest of *all* texts of two tokens. A
-#    right answer says why no smaller number is safe.
-# 3. *Medium.* Let ``search`` stop texts at ``end``, with α as an argument. A right answer gives the five texts above
+#    good answer says why no smaller number is safe.
+# 3. *Medium.* Let ``search`` stop texts at ``end``, with α as an argument. A good answer gives the five texts above
 #    that shrink from 30 tokens to 6.
 #
 # Summary

@@ -170,7 +170,7 @@ assert cache.contents(0)[0].equal(before[parents])
 assert not cache.contents(0)[0].equal(before)
 
 # %%
-# This copies all keys and values at each step. A `paged cache <3a_paged_memory_in_depth.ipynb>`_, whose rows share what
+# This copies all keys and values at each step. A `paged cache <3b_engine_in_depth.ipynb>`_, whose rows share what
 # they have in common, copies none of them.
 #
 # Compared with all texts
@@ -417,7 +417,7 @@ assert lost and not rises and abs(four) < 1e-3
 # ---------
 #
 # 1. *Hard.* Beams are often near copies. Split them into groups and punish a token that an earlier group has just
-#    chosen. Hint: Vijayakumar and others, *Diverse Beam Search*. A right answer shows that the results share fewer
+#    chosen. Hint: Vijayakumar and others, *Diverse Beam Search*. A good answer shows that the results share fewer
 #    4-grams, and what log-probability this costs.
 #
 # Summary

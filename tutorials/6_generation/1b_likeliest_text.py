@@ -1,6 +1,6 @@
 r"""
-The likeliest text
-==================
+The likeliest text, in depth
+============================
 
 The lesson on `beam search <1_beam_search.ipynb>`_ says that the likeliest texts are short and dull. Is the search to
 blame? This page looks at length penalties, and proves that it is not: for one prompt, a text of seven tokens is the
@@ -64,7 +64,7 @@ for alpha in (0, 1, 2):
         lengths[alpha, n] = sum(len(h.tokens) for h in first) / len(docs)
         sums[alpha, n] = sum(h.log_probability for h in first) / len(docs)
 
-made, axes = figure(6.4, 3.4, columns=2)
+_, axes = figure(6.4, 3.4, columns=2)
 for i, (ax, data) in enumerate(zip(axes, (lengths, sums))):
     for alpha, style in enumerate(("o-", "s--", "^:")):
         y = [data[alpha, n] for n in widths]
@@ -211,7 +211,7 @@ for name, rows in said.items():
     measured[name] = sum(mean) / len(rows), sum(share) / len(rows), kinds
     print("{:26}{:7.2f}{:10.0%}{:11.0f}".format(name, *measured[name]))
 
-made, (ax,) = figure(5.2, 4.0)
+fig, (ax,) = figure(5.2, 4.0)
 marks = "*osD^vPX"
 for i, (name, (mean, share, _)) in enumerate(measured.items()):
     colour = "black" if i == 0 else COLOURS[i - 1 if i < 7 else 5]
@@ -221,7 +221,7 @@ for i, (name, (mean, share, _)) in enumerate(measured.items()):
     )  # fmt: skip
 ax.set(xlabel="repeated 4-grams (%)", ylabel="mean log p of a token")
 ax.set_title("Likelier than the text, and duller")
-made.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+fig.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
 plt.show()
 
 real = measured.pop("held-out text")
@@ -247,10 +247,10 @@ print(text(said["8 beams"][0][:40]))
 # ---------
 #
 # 1. *Easy.* For how many of ``docs`` does ``unseen`` prove that 8, 32 and 64 beams found the likeliest text? Hint:
-#    ``length_penalty=0`` and ``early_stopping="never"``. A right answer shows that more beams prove more, and why the
+#    ``length_penalty=0`` and ``early_stopping="never"``. A good answer shows that more beams prove more, and why the
 #    bound fails for other penalties.
 # 2. *Medium.* Add Gumbel noise to each log-probability before the candidates are ranked. Hint: a processor can add it,
-#    but then the sums are no longer the model's; recompute them. A right answer measures repetition and mean
+#    but then the sums are no longer the model's; recompute them. A good answer measures repetition and mean
 #    log-probability as above.
 #
 # Summary

@@ -46,7 +46,7 @@ drawings.drafts(passes, start)
 # %%
 # Before each pass but the first, a second model, our small GPT-2, has guessed the next four tokens. Qwen2 has checked
 # the guesses: the 24 blue ones were right. The bold token is Qwen2's own, which a pass gives anyway. And every token of
-# the text is the one that Qwen2 would have written alone.
+# the text is the one that Qwen2 would have written by itself.
 #
 # This is **speculative decoding**. What guesses is called the *drafter*, and each guess is a *draft*.
 #
@@ -121,8 +121,10 @@ assert len(passes) < 25 and len(more_passes) > 35
 assert 1.7 < len(more_passes) / len(passes) < 2.3
 
 # %%
-# It stays the same, and takes about 40 passes, one for each token. A bad drafter costs time, never quality. In the
-# widget, a line is one pass.
+# It stays the same, in about twice as many passes: about 40, one for each token, since chance is almost never right. A bad
+# drafter costs time, never quality.
+#
+# In the widget, a line is one pass.
 #
 # .. live:: draft
 #
@@ -162,9 +164,10 @@ assert ratio < 4
 assert sum(w.numel() for w in large.parameters()) > 38e6
 
 # %%
-# A pass has to `fetch all weights from memory <../5_caching/1_why_cache.ipynb>`_, and for one token it uses each of them
-# once. With 8 tokens it uses each 8 times, and fetches it only once. GPUs, which compute far faster than they fetch,
-# gain even more.
+# Less than 4 times as long. A pass has to `fetch all weights from memory <../5_caching/1_why_cache.ipynb>`_, and for one
+# token it uses each of them once. With 8 tokens it uses each 8 times, and fetches it only once.
+#
+# GPUs, which compute far faster than they fetch, gain even more.
 #
 # When tokens are drawn
 # ---------------------
@@ -210,9 +213,9 @@ drawings.overlap(words, p[top].tolist(), q[top].tolist())
 # replacements, one for each rejection, fill the orange boxes exactly, which completes the proof. The blue of all tokens
 # is the **rate of acceptance** α, 50 % at this place.
 #
-# **Predict first.** Would it not be simpler to draw the replacement from p? What would change?
+# **Predict first.** Would it not be simpler to draw the replacement from p? What would be wrong then?
 #
-# * Nothing: p is the distribution we want.
+# * Nothing: p is the distribution that we want.
 # * Tokens that the drafter guesses too often would come out too often.
 # * Tokens that it guesses too rarely would come out too often.
 
@@ -235,13 +238,12 @@ assert (simpler - p).abs().sum() / 2 > 0.1
 assert simpler[top[2]] > 1.4 * p[top[2]] and simpler[top[1]] < 0.8 * p[top[1]]
 
 # %%
-# Every token that the drafter guesses at more than p/2 would come too often: one draft in two is replaced, and
-# replacements alone bring half of each share.
+# Tokens that the drafter guesses too often would come out too often. Where q is larger than p, the accepted drafts alone
+# bring the whole p, and replacements drawn from p would bring half of it again.
 #
-# A rule like this is easily spoiled. In ``transformers``, the drafter once guessed greedily, always its likeliest
-# token, but the guesses were judged as if they had been drawn from its softmax. No test of greedy text can see that. A
-# reader noticed that the text had the wrong distribution (`issue 32867
-# <https://github.com/huggingface/transformers/issues/32867>`_). The q of the rule must be the one that the draft was
+# A rule like this is easily broken. In ``transformers``, the drafter once guessed greedily, always its likeliest
+# token, but the guesses were judged as if they had been drawn from its softmax. The text had the
+# wrong distribution (`issue 32867 <https://github.com/huggingface/transformers/issues/32867>`_). The q of the rule must be the one that the draft was
 # really drawn from.
 #
 # When it pays
@@ -253,7 +255,7 @@ assert simpler[top[2]] > 1.4 * p[top[2]] and simpler[top[1]] < 0.8 * p[top[1]]
 #
 #    \text{speed-up} = \frac{\text{tokens per pass}}{1 + K c}
 #
-# Our GPT-2 is as large as our Qwen2, so c is 1, and the texts above cost *more* than writing alone. A drafter should be
+# Our GPT-2 is as large as our Qwen2, so c is 1, and the texts above cost *more* than plain decoding. A drafter should be
 # much smaller. If each draft is accepted with probability α, the k-th counts with :math:`\alpha^k`, and a pass gives
 # :math:`1 + \alpha + \dots + \alpha^K` tokens. Here is the speed-up for c = 1/20:
 
@@ -286,7 +288,7 @@ assert abs(sizes[0] / sizes[1] - 1) < 0.1 and 17 * (1 + 4 * 1) > 41
 
 # %%
 # More drafts are not always better: each further draft is reached less often, and costs as much as the first. The
-# better the drafter, the more of them pay.
+# better the drafter, the more drafts pay.
 #
 # The cheapest drafter is no model at all. *Prompt look-up* searches the text for an earlier place where the last few
 # tokens occurred, and copies what followed them. In code that is being edited, in quotations and lists, that is often
@@ -302,7 +304,7 @@ assert len(passes) < 20
 drawings.drafts(passes)
 
 # %%
-# At first it finds nothing. Once the text repeats itself, nearly every copy is right, and no second model has run.
+# At first it finds nothing. Once the text repeats itself, nearly every copy is right, without a second model.
 #
 # After a rejection the cache must forget some tokens again. That, and a proof for whole texts, are in
 # `speculative decoding in depth <2a_speculative_decoding_in_depth.ipynb>`_.
@@ -312,11 +314,11 @@ drawings.drafts(passes)
 # ---------
 #
 # 1. *Easy.* How many of 100 tokens come from a drafter with α = 0.8 and K = 4, if all passes are full? Compute it, then
-#    give ``write`` a drafter of your own that knows the greedy text and is wrong at every fifth place. A right answer
-#    explains why its number differs. Hint: these places are fixed; the formula tosses coins.
-# 2. *Easy.* Draw the overlap at another place, where GPT-2 is sure of the next token. A right answer says what α
+#    give ``write`` a drafter of your own that knows the greedy text and is wrong at every fifth place. A good answer
+#    explains why its number differs.
+# 2. *Easy.* Draw the overlap at another place, where GPT-2 is sure of the next token. A good answer says what α
 #    becomes if p and q are equal, and if they share no token.
-# 3. *Medium.* Let ``write`` draw its tokens, by the rule of ``judge``. A right answer shows that the first token of
+# 3. *Medium.* Let ``write`` draw its tokens, by the rule of ``judge``. A good answer shows that the first token of
 #    1,000 texts has the distribution p, with two different drafters.
 #
 # Summary

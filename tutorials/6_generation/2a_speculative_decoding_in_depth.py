@@ -429,7 +429,7 @@ assert honest > 0.01  # from the museum: drawn at 0.1, reported as drawn
 # ---------
 #
 # 1. *Hard.* Let K change from pass to pass: longer after a full acceptance, shorter after a rejection. Is the text
-#    still exact? A right answer proves it from the chain rule, passes the chi-square test, and compares weights read
+#    still exact? A good answer proves it from the chain rule, passes the chi-square test, and compares weights read
 #    per token with the best fixed K for look-up. Hint: a drafter may propose fewer than ``wanted``.
 #
 # Summary

@@ -1,6 +1,6 @@
 r"""
-When drafts pay
-===============
+When drafts pay, in depth
+=========================
 
 The lesson on `speculative decoding <2_speculative_decoding.ipynb>`_ lets a cheap drafter guess ahead. How cheap must it
 be, and how often must it be right? This page counts what five drafters are worth for our small models, in tokens per
@@ -367,7 +367,7 @@ for name, kind in kinds.items():
         tokens = rates(passes, K)[1]
         points[name, K] = tokens, tokens / (1 + K * draft_cost(name))
 
-made, axes = figure(6.0, 7.0, rows=2)
+_, axes = figure(6.0, 7.0, rows=2)
 K_line = list(range(1, 15))
 for ax, c in zip(axes, (0.0, 0.05)):
     for rate, style in zip((0.8, 0.7, 0.5), ("-", "--", ":")):
@@ -487,9 +487,9 @@ assert broken[0] < whole[0] - 0.03
 # ---------
 #
 # 1. *Easy.* Some programs leave out the token after a full acceptance; vLLM has `a change that enables it <https://github.com/vllm-project/vllm/pull/5765>`_
-#    for draft models with a cache. What does it cost at rates 0.5 and 0.9 for K = 4? A right answer gives the two
+#    for draft models with a cache. What does it cost at rates 0.5 and 0.9 for K = 4? A good answer gives the two
 #    shares by formula, and why a draft model that misses its own last key was the difficulty.
-# 2. *Medium.* Give ``Bigrams`` the two tokens before, with the table of this page where a pair is new. A right answer
+# 2. *Medium.* Give ``Bigrams`` the two tokens before, with the table of this page where a pair is new. A good answer
 #    shows the rate and that the greedy text is the same. Hint: a dictionary from pairs to counts is enough.
 #
 # Summary

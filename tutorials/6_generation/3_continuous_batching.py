@@ -275,7 +275,7 @@ assert pool.users[5] == pool.users[6] == 3  # Cleo, Dan, and the engine
 #
 # Sharing has one danger. A row must not write into a block that another row reads, so it makes a copy first: *copy on
 # write*. Without the copy nothing crashes, but a stranger's word becomes part of somebody's text. `Paged memory in depth
-# <3a_paged_memory_in_depth.ipynb>`_ shows this happening.
+# <3b_engine_in_depth.ipynb>`_ shows this happening.
 #
 # What else a server decides
 # --------------------------

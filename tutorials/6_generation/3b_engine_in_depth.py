@@ -1,22 +1,22 @@
 r"""
-The engine in depth
-===================
+The engine in depth: memory in blocks, and who runs when
+========================================================
 
 The lesson on `continuous batching <3_continuous_batching.ipynb>`_ serves twelve requests with a loop of 19 lines. What
-does a whole engine gain on a mixed load, and what does it do when the memory runs out, when a long prompt arrives, or
-when many prompts begin alike?
+does a whole engine gain on a mixed load? How do rows share memory without disturbing each other? And what happens when
+the memory runs out, when a long prompt arrives, or when many prompts begin alike?
 
 A load of requests
 ------------------
 
-The load is that of `paged memory in depth <3a_paged_memory_in_depth.ipynb>`_: forty-eight prompts of 3 to 32 tokens,
-each with its own limit of new tokens. Most limits are short, a few are long, and an answer may end earlier.
+Twenty-four prompts are pieces of the Python language reference, 3 to 32 tokens long, for our small GPT-2. Each request
+has its own limit of new tokens, drawn so that it is at least :math:`x` with the probability :math:`10 / x`, and at most
+64: most are short, a few are long. An answer may end earlier, with the end of the document or with a blank line.
 
-``generate`` answers them one by one. All other ways on this page have to give the same answers.
+``generate`` answers them one by one, in float64, and every other way on this page has to give exactly these answers.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["prefix caching", "chunked prefill", "preemption", "max_num_seqs", "time to first token", "TTFT", "inter-token latency", "RadixAttention"]
+# sphinx_gallery_words = ["prefix caching", "chunked prefill", "preemption", "max_num_seqs", "time to first token", "TTFT", "inter-token latency", "RadixAttention", "block_size", "copy-on-write", "memory fragmentation", "gpu_memory_utilization", "num_gpu_blocks"]
 
 import inspect
 import math
@@ -24,20 +24,20 @@ import statistics
 import time
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import torch
 
-from lm_from_scratch.cache.paged import BlockPool
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
-from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.text.corpora import reference
 
 torch.set_grad_enabled(False)
 model, tokenizer = load_shipped()
+model.double()
 config, end = model.config, tokenizer.eos_token_id
 texts = [tokenizer.encode(document.text) for document in reference()]
 texts = [ids for ids in texts if len(ids) > 40]
@@ -56,7 +56,7 @@ def draw_request(seed):
     u = torch.rand(1, generator=generator, dtype=torch.float64).item()
     return Request(
         prompt=[end, *ids[start : start + n]],
-        max_new_tokens=int(min(96, 10 / (1 - u))),
+        max_new_tokens=int(min(64, 10 / (1 - u))),
         sampler=Sampler(temperature=0.8),
         stop_tokens=[end, *blank],
         seed=seed,
@@ -68,25 +68,23 @@ def alone(r):
     return complete(generate(model, [r.prompt], *how, seed=r.seed))[0]
 
 
-load = [draw_request(seed) for seed in range(48)]
-begin = time.process_time()
+load = [draw_request(seed) for seed in range(24)]
 answers = [alone(request) for request in load]
-base = time.process_time() - begin
-lengths = sorted(len(said) for said in answers)
-stopped = sum(len(a) < r.max_new_tokens for a, r in zip(answers, load))
+lengths = sorted(len(answer) for answer in answers)
 print("tokens of the answers, shortest first:", *lengths)
-print(f"{sum(lengths)} tokens; {stopped} answers ended before their limit")
 
 assert statistics.median(lengths) * 4 < max(lengths)
 
 # %%
-# The longest answer has more than four times as many tokens as the median one. Everything below follows from that.
+# The longest answer has more than four times as many tokens as the median one. Whatever is reserved or computed for the
+# longest one is wasted on most others.
 #
-# Batches that start and end together
-# -----------------------------------
+# Blocks that several rows share
+# ------------------------------
 #
-# The static batching of the lesson puts several requests into one padded batch, waits for the longest answer, and takes
-# the next ones. The *places* of a pass are its rows times its columns, padding included.
+# One pool owns the memory, and a row is a list of block numbers, its *table*. A block may belong to several rows: the
+# pool counts the users of every block, and to copy a row is to copy its table. Only writing needs care. Before a row
+# writes into a block that has other users, it copies the block and leaves the old one to them. This is *copy on write*.
 
 
 def new_pool(n_blocks, block_size=16):
@@ -95,8 +93,73 @@ def new_pool(n_blocks, block_size=16):
     return BlockPool(*sizes, n_blocks, block_size, dtype)
 
 
+print(inspect.getsource(BlockPool.own))
+
+# %%
+# A prompt of 10 tokens fills two blocks of 4 and half of a third. Each line below says how many users the first six
+# blocks have.
+
+pool = new_pool(12, block_size=4)
+cache, prompt = (
+    PagedCache(pool),
+    torch.randint(4096, (1, 10), generator=generator),
+)
+seen = {}
+
+
+def show(event):
+    seen[event] = pool.users[:6]
+    print(f"{event:24}", *pool.users[:6])
+
+
+model(prompt, cache=cache)
+show("prompt")
+cache.repeat(3)
+show("three rows")
+model(torch.randint(4096, (3, 1), generator=generator), cache=cache)
+show("one token each")
+memory = pool.keys.clone()
+cache.reorder(torch.tensor([2, 2, 0]))
+show("rows 2, 2, 0")
+assert torch.equal(memory, pool.keys)
+cache.reset()
+show("reset")
+
+assert seen["prompt"] == [1, 1, 1, 0, 0, 0]
+assert seen["three rows"] == [3, 3, 3, 0, 0, 0]
+assert seen["one token each"] == [3, 3, 1, 1, 1, 0]
+assert sorted(seen["rows 2, 2, 0"]) == [0, 0, 1, 2, 3, 3]
+assert not any(pool.users)
+
+# %%
+# Three rows instead of one cost no memory. Their first tokens cost two copies of the half-filled block; the last row
+# keeps the original. Reordering rows, which `beam search <1_beam_search.ipynb>`_ does at every step, moves no key: the
+# bytes of the pool are the same as before. A cache that keeps rows in one piece copies all keys.
+
+dense = GrowingCache(config.n_layer)
+model(prompt, cache=dense)
+before = dense.nbytes
+dense.repeat(3)
+assert dense.nbytes == 3 * before
+
+# %%
+# Attention, however, needs the keys of a row in one tensor. The package's ``PagedCache`` gathers them for every pass: a
+# copy of all that the rows hold, and for eight rows of 160 tokens more bytes than all the weights have. A kernel follows
+# the table instead, and copies nothing: `keys in pages <../gpu/11b_keys_in_pages.ipynb>`_ has one.
+
+gathered = 2 * 8 * 160 * config.n_layer * config.n_embd
+assert gathered > sum(p.numel() for p in model.parameters())
+
+# %%
+# Batches that start and end together
+# -----------------------------------
+#
+# The static batching of the lesson puts several requests into one padded batch, waits for the longest answer, and takes
+# the next ones. The *places* of a pass are its rows times its columns, padding included.
+
+
 def in_batches(requests, size):
-    said, passes, places = [], [], 0
+    written, passes, places = [], [], 0
     for first in range(0, len(requests), size):
         group = requests[first : first + size]
         rows, prompts = [[] for _ in group], [r.prompt for r in group]
@@ -111,14 +174,14 @@ def in_batches(requests, size):
                     row.append(new)
             if all(ended(r, row) for r, row in zip(group, rows)):
                 break
-        said += rows
+        written += rows
         places += len(group) * (max(map(len, prompts)) + passes[-1] - 1)
-    return said, passes, places
+    return written, passes, places
 
 
-def ended(request, said):
-    return len(said) == request.max_new_tokens or bool(
-        said and said[-1] in request.stop_tokens
+def ended(request, row):
+    return len(row) == request.max_new_tokens or bool(
+        row and row[-1] in request.stop_tokens
     )
 
 
@@ -132,33 +195,10 @@ def ended(request, said):
 
 print(inspect.getsource(Engine.step))
 
-# %%
-# Each part of a step happens as a whole or not at all. If you press Ctrl-C in the middle of a pass, the engine takes back
-# the blocks that the pass was given, and the token that it was about to choose. Here that happens at the fourth token;
-# then ``run`` goes on, and the request says what it would have said.
 
-presses = iter([False, False, False, True])
-
-
-def press(logits, rows):
-    if next(presses, False):
-        raise KeyboardInterrupt
-    return logits
-
-
-engine = Engine(model, new_pool(64))
-number = engine.submit(replace(load[0], processors=[press]))
-try:
-    list(engine.run())
-except KeyboardInterrupt:
-    print("interrupted after", engine.running[0].new_tokens)
-list(engine.run())
-assert engine.results[number] == alone(load[0])
-
-
-def in_engine(requests, n_blocks=512, block_size=16, **options):
+def in_engine(requests, n_blocks=512, **options):
     options = dict(share_prefixes=False) | options
-    engine = Engine(model, new_pool(n_blocks, block_size), **options)
+    engine = Engine(model, new_pool(n_blocks), **options)
     for request in requests:
         engine.submit(request)
     steps = list(engine.run())
@@ -166,174 +206,63 @@ def in_engine(requests, n_blocks=512, block_size=16, **options):
 
 
 # %%
-# Ten requests with at most four rows show the difference between batches and engine. Their limits are fixed, they do
-# not stop early, and the pool is a little too small. The time axis counts passes.
+# Each way runs the same 24 requests. A place is useful if it runs a token of a prompt or of an answer for the first
+# time.
 
-limits = [5, 22, 9, 14, 30, 3, 12, 7, 18, 4]
-few = [
-    replace(r, max_new_tokens=m, stop_tokens=()) for r, m in zip(load, limits)
-]
-small = dict(max_batch=4, prefill_chunk=16, n_blocks=32, block_size=4)
-said_batches, passes, places = in_batches(few, 4)
-said_engine, steps = in_engine(few, **small)
-
-LOOKS = {
-    "waits": dict(facecolor="#DDDDDD"),
-    "prompt is read": dict(facecolor=COLOURS[1], edgecolor="k", hatch="////"),
-    "writes": dict(facecolor=COLOURS[0], edgecolor="white"),
-    "done, row is held": dict(facecolor="white", edgecolor="k", hatch="xxx"),
-}
-fig, (top, bottom) = figure(6.4, 6.2, rows=2)
-
-
-def bar(ax, number, start, width, state):
-    ax.barh(number, width, 0.75, start, linewidth=0.5, **LOOKS[state])
-
-
-start = 0
-for group, width in enumerate(passes):
-    for number in range(4 * group, min(4 * group + 4, 10)):
-        own = limits[number]
-        bar(top, number, 0, start, "waits")
-        bar(top, number, start, 1, "prompt is read")
-        for column in range(1, own):
-            bar(top, number, start + column, 1, "writes")
-        bar(top, number, start + own, width - own, "done, row is held")
-    start += width
-left, now = set(range(10)), 0
-for step in steps:
-    for number in left:
-        fed = step.fed.get(number, 0)
-        state = "prompt is read" if fed > 1 else "writes" if fed else "waits"
-        bar(bottom, number, now, step.passes, state)
-    for number in step.put_back:
-        bottom.plot(now, number, "X", color=COLOURS[3], markersize=9)
-    left -= set(step.finished)
-    now += step.passes
-top.set_title("Padded batches of four")
-bottom.set_title("The engine, at most four rows (X: put back)")
-for ax in (top, bottom):
-    ax.set(xlim=(0, sum(passes)), ylim=(9.6, -0.6), ylabel="request")
-    ax.set_yticks(range(10))
-    ax.grid(False)
-bottom.set_xlabel("passes of the model")
-patches = [plt.Rectangle((0, 0), 1, 1, **look) for look in LOOKS.values()]
-fig.legend(patches, LOOKS, loc="outside lower center", ncols=2)
-plt.show()
-
-engine_places = sum(step.places for step in steps)
-put_back = [number for step in steps for number in step.put_back]
-print(f"batches: {sum(passes)} passes, {places} places")
-print(f"engine:  {now} passes, {engine_places} places, put back: {put_back}")
-assert put_back == [7] and now < sum(passes) and engine_places < places
-
-# %%
-# In the batches, rows that have finished are held until the last row has ended. In the engine the next request takes
-# the row. A prompt of more than 16 tokens is read in pieces, and a step that both reads and writes takes at least two
-# passes.
-#
-# The pool ran out once. The youngest request, number 7, gave its blocks back, waited, and then read its prompt again,
-# together with what it had said before.
-#
-# What a request says does not depend on its neighbours. A larger batch may add up in another order, so in float32 a
-# near-tie can fall the other way; in float64 the ten answers are equal to those alone, token by token.
-
-model.double()
-expected = [alone(request) for request in few]
-assert in_engine(few, **small)[0] == in_batches(few, 4)[0] == expected
-model.float()
-print("float64: all answers equal, in batches, in the engine, and alone")
-
-# %%
-# Forty-eight requests, three ways
-# --------------------------------
-#
-# Passes and places are counted. A place is useful if it runs a token of a prompt or of an answer for the first time.
-# *As alone* counts the answers, in float32, that are equal to those alone. The speed is relative to one by one, in
-# processor time.
-
-ways = {
-    "batches of 8": lambda: in_batches(load, 8),
-    "engine, 8 rows": lambda: in_engine(load, max_batch=8),
-}
-results, seconds = {}, {"one by one": base}
-for name, way in ways.items():
-    begin = time.process_time()
-    results[name] = way()
-    seconds[name] = time.process_time() - begin
+by_batch, passes, batch_places = in_batches(load, 4)
+by_engine, steps = in_engine(load, max_batch=4)
+assert by_engine == answers
 
 useful = sum(len(r.prompt) + len(a) - 1 for r, a in zip(load, answers))
-batch_said, passes, batch_places = results["batches of 8"]
-engine_said, steps = results["engine, 8 rows"]
 engine_passes = sum(step.passes for step in steps)
 engine_places = sum(step.places for step in steps)
-print("                passes  places  useful  as alone  speed")
-for name, said, n_passes, places in (
-    ("one by one", answers, sum(lengths), useful),
-    ("batches of 8", batch_said, sum(passes), batch_places),
-    ("engine, 8 rows", engine_said, engine_passes, engine_places),
+print("                passes  places  useful")
+for name, n_passes, places in (
+    ("one by one", sum(lengths), useful),
+    ("batches of 4", sum(passes), batch_places),
+    ("engine, 4 rows", engine_passes, engine_places),
 ):
-    same = sum(a == b for a, b in zip(said, answers))
-    counted = f"{n_passes:7}{places:8}{useful / places:8.2f}{same:10}"
-    print(f"{name:15}{counted}{base / seconds[name]:7.2f}")
-    assert same >= 44
+    print(f"{name:15}{n_passes:7}{places:8}{useful / places:8.0%}")
 
-assert useful < 0.6 * batch_places and useful > 0.9 * engine_places
-assert 1.3 * engine_passes < sum(passes) < sum(lengths) / 2
-assert seconds["engine, 8 rows"] < 0.85 * base
+assert useful < 0.7 * batch_places and useful > 0.85 * engine_places
+assert 1.1 * engine_passes < sum(passes) < 0.6 * sum(lengths)
 
 # %%
-# One by one, no place is wasted, but nearly every pass reads all weights for one token. Padded batches need less than
-# half of the passes, and waste more than four in ten places. The engine wastes less than one in ten, and needs even
-# fewer passes.
-#
-# The speeds are those of one CPU and a tiny model, where Python takes part of every step. The counts do not depend on
-# the machine.
+# One by one, no place is wasted, but nearly every pass reads all weights for one token. In padded batches, rows that
+# have finished wait for the last one, and three in ten places or more are wasted. In the engine the next request
+# takes the row: it wastes far fewer places, and needs fewer passes.
 #
 # Throughput and latency
 # ----------------------
 #
 # How many rows should run together? Three quantities give different answers: the tokens of all requests per second
 # (*throughput*), the time between two tokens of one request (a *latency*), and the wait for its first token when all
-# requests arrive at once. The first third of the requests is enough to see them.
+# requests arrive at once. The table is relative to one row, in processor time.
 
-batches, measured = [1, 4, 8, 16], []
-for max_batch in batches:
+widths, measured = [1, 4, 16], []
+for max_batch in widths:
     engine = Engine(model, new_pool(512), max_batch, share_prefixes=False)
     for request in load[:16]:
         engine.submit(request)
-    now, gaps, first, said = 0.0, [], {}, 0
+    now, gaps, first, n_tokens = 0.0, [], {}, 0
     while engine.waiting or engine.running:
         begin = time.process_time()
         step = engine.step()
         taken = time.process_time() - begin
         now += taken
-        said += len(step.tokens)
+        n_tokens += len(step.tokens)
         gaps += [taken for number in step.tokens if number in first]
         first |= {number: now for number in step.tokens if number not in first}
     waits = statistics.mean(first.values())
-    measured.append((said / now, statistics.median(gaps), waits))
+    measured.append((n_tokens / now, statistics.median(gaps), waits))
 
-fig, (ax,) = figure(5.2, 3.6)
+print("rows                ", *(f"{width:6}" for width in widths))
 names = ["tokens per second", "time between tokens", "wait for the first"]
-for name, values, style in zip(names, zip(*measured), ("o-", "s--", "^:")):
-    ax.plot(batches, [v / values[0] for v in values], style, label=name)
-ax.set_xscale("log", base=2)
-ax.set_yscale("log")
-ax.set_xticks(batches, [str(n) for n in batches])
-ticks = [0.03, 0.1, 0.3, 1, 3, 10]
-ax.set_yticks(ticks, [str(tick) for tick in ticks])
-ax.minorticks_off()
-ax.set(xlabel="max_batch", ylabel="relative to max_batch 1")
-ax.set_title("What more rows give and take")
-fig.legend(loc="outside lower center", ncols=2)
-plt.show()
-
 for name, values in zip(names, zip(*measured)):
     print(f"{name:20}", *(f"{v / values[0]:6.2f}" for v in values))
 rates, gaps, waits = zip(*measured)
-assert rates[3] > 1.3 * rates[0] and gaps[3] > 1.3 * gaps[0]
-assert waits[3] < 0.5 * waits[0]
+assert rates[2] > rates[0] and gaps[2] > 1.2 * gaps[0] > 0
+assert waits[2] < 0.6 * waits[0]
 
 # %%
 # More rows raise the throughput and shorten the queue. They do not make a request write faster: each of its tokens
@@ -343,46 +272,41 @@ assert waits[3] < 0.5 * waits[0]
 # ------------------
 #
 # How many rows can run depends on the memory. Give the engine 1,024 slots, which is four rows of 256, or 64 blocks of
-# 16. Then make the pool smaller, down to the blocks that the longest request needs by itself. Half of the requests are
-# enough here.
+# 16. Then make the pool smaller, down to the blocks that the longest request needs by itself.
 
-half, told = load[:24], answers[:24]
-needed = sum(len(r.prompt) + len(a) - 1 for r, a in zip(half, told))
-least = max(-(-(len(r.prompt) + r.max_new_tokens - 1) // 16) for r in half)
-print("blocks  most rows  put back  read again  as if alone")
-for n_blocks in (64, 32, least):
-    said, steps = in_engine(half, n_blocks, max_batch=24)
+least = max(-(-(len(r.prompt) + r.max_new_tokens - 1) // 16) for r in load)
+print("blocks  most rows  put back  read again")
+for n_blocks in (64, least):
+    texts_of_all, steps = in_engine(load, n_blocks, max_batch=24)
     most = max(len(step.fed) for step in steps)
     back = sum(len(step.put_back) for step in steps)
-    again = sum(sum(step.fed.values()) for step in steps) - needed
-    same = sum(a == b for a, b in zip(said, told))
-    print(f"{n_blocks:6}{most:11}{back:10}{again:12}{same:13}")
-    assert same >= 22 and (n_blocks < 64 or most > 8)
+    again = sum(sum(step.fed.values()) for step in steps) - useful
+    print(f"{n_blocks:6}{most:11}{back:10}{again:12}")
+    assert texts_of_all == answers and (n_blocks < 64 or most > 8)
 assert back > 0 and again > 0
 
 # %%
-# In the memory of four fixed rows, more than eight requests run at a time. In the smallest pool, requests are put back
-# (vLLM calls this *preemption*) and their tokens are read again. No answer is lost.
+# In the memory of four fixed rows, more than eight requests run at a time. In the smallest pool the youngest requests
+# give their blocks back (vLLM calls this *preemption*), wait, and read their tokens again. No answer is lost, and none
+# changes.
 #
 # Long prompts in pieces
 # ----------------------
 #
 # Three requests are writing when a prompt of 200 tokens arrives. If the engine reads it in one pass, the next tokens of
-# the three have to wait for all of it. If it reads pieces of ``prefill_chunk`` tokens, they wait for one piece. Here the
-# page computes in float64, so that answers can be compared for equality.
+# the three have to wait for all of it. If it reads pieces of ``prefill_chunk`` tokens, they wait for one piece.
 
-model.double()
 words = [token for ids in texts for token in ids]
-talk = [
-    replace(r, prompt=r.prompt[:3], max_new_tokens=40, stop_tokens=())
+writing = [
+    replace(r, prompt=r.prompt[:3], max_new_tokens=30, stop_tokens=())
     for r in load[:3]
 ]
 long = replace(load[3], prompt=[end, *words[:199]], max_new_tokens=5)
-expected = [alone(r) for r in (*talk, long)]
+expected = [alone(r) for r in (*writing, long)]
 print("piece  most places between two tokens  steps to the first token")
 for chunk in (256, 32, 8):
     engine = Engine(model, new_pool(64), prefill_chunk=chunk)
-    for request in talk:
+    for request in writing:
         engine.submit(request)
     for _ in range(4):
         engine.step()
@@ -396,53 +320,8 @@ for chunk in (256, 32, 8):
 
 # %%
 # The three wait for 203 places, or for 35, or for 11. The long prompt pays for it: it needs 1, 7 or 25 steps to
-# its first token. vLLM calls this *chunked prefill*.
-#
-# Prompts that are read at the same time are seldom equally long, and all are padded to the longest of the pass. So the
-# engine sorts the pieces of a step by length, and begins another pass if more than 32 places would be padding, which is
-# about what one more pass costs. A piece of every prompt is still read in every step.
-#
-# Here the engine reads 24 prompts of up to 200 tokens, in pieces of 64 (the default), and then in one pass for all of
-# them. Each way runs three times, in turn. In brackets are the smallest and the largest ratio of processor times.
-
-
-class AllTogether(Engine):
-    def _alike(self, reading):
-        return [reading] if reading else []
-
-
-model.float()
-prompts = [[end, *words[i : i + integer(1, 200)]] for i in range(24)]
-passes, seconds = {}, {"engine": [], "one pass for all": []}
-for _ in range(3):
-    for name, kind, chunk in (
-        ("engine", Engine, 64),
-        ("one pass for all", AllTogether, 256),
-    ):
-        engine = kind(model, new_pool(512), 24, chunk, share_prefixes=False)
-        for prompt in prompts:
-            engine.submit(Request(prompt=prompt, max_new_tokens=1))
-        begin = time.process_time()
-        steps = list(engine.run())
-        seconds[name].append(time.process_time() - begin)
-        places = sum(step.places for step in steps)
-        passes[name] = sum(step.passes for step in steps), places
-tokens = sum(len(prompt) for prompt in prompts)
-for name, (n_passes, places) in passes.items():
-    padding = 1 - tokens / places
-    print(
-        f"{name:17}{n_passes:3} passes{places:6} places, {padding:.0%} padding"
-    )
-ratios = [a / b for b, a in zip(*seconds.values())]
-low, ratio, high = sorted(ratios)
-print(
-    f"time, one pass over the engine's: {ratio:.2f} ({low:.2f} to {high:.2f})"
-)
-model.double()
-assert passes["engine"][1] * 1.3 < passes["one pass for all"][1]
-
-# %%
-# The engine makes more passes, with far fewer places. A ratio above 1 in the last line means that this also saved time.
+# its first token. vLLM calls this *chunked prefill*. Pieces of similar length are read in one pass, so that little of it
+# is padding.
 #
 # A common beginning
 # ------------------
@@ -461,7 +340,7 @@ chats = [
 ]
 expected = [alone(r) for r in chats]
 prompts = sum(len(r.prompt) for r in chats)
-total = prompts + sum(len(said) - 1 for said in expected)
+total = prompts + sum(len(answer) - 1 for answer in expected)
 runs = {}
 for name, sharing, ahead in (
     ("not shared", False, 0),
@@ -501,6 +380,44 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 #
 # Bug museum
 # ----------
+#
+# The shared block that was not copied
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Two rows with a common prompt write into one block. (M13)
+#
+# Without ``own``, both rows write their first tokens into the same slot of the last block of the prompt.
+
+prompt = [end, *tokenizer.encode("The value of the")]
+assert len(prompt) % 4
+
+
+def two_rows(pool):
+    sampler, cache = Sampler(temperature=0.8), PagedCache(pool)
+    options = dict(num_return_sequences=2, cache=cache)
+    rows = complete(generate(model, [prompt], 12, sampler, **options))
+    for row in rows:
+        print("   ", repr(tokenizer.decode(row)))
+    return rows
+
+
+print("copied first")
+right = two_rows(new_pool(16, block_size=4))
+print("not copied")
+broken = new_pool(16, block_size=4)
+broken.own = lambda block: block
+wrong = two_rows(broken)
+
+request = Request(
+    prompt=prompt, max_new_tokens=12, sampler=Sampler(temperature=0.8)
+)
+expected = [alone(replace(request, seed=seed)) for seed in (0, 1)]
+assert right == expected and wrong != expected
+
+# %%
+# Nothing crashes, but one row has a token of the other in its past. The fixed line asks ``pool.own`` for the last block
+# before any write into it. The check that finds the mistake compares each row with the same row alone; a test of a
+# single row cannot, because its blocks have one user.
 #
 # The block that was known by its own tokens only
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -548,22 +465,22 @@ for kind in (Engine, OwnTokensOnly):
 #
 # 1. *Medium.* Give the padded batches their best chance: sort the load by limit before it is cut into groups. Which
 #    share of the places is useful now, and which request pays? Hint: ``sorted(load, key=...)``, and keep the numbers.
-#    A right answer shows that the known limit helps, and that early stops still leave places empty.
+#    A good answer shows that the known limit helps, and that early stops still leave places empty.
 # 2. *Medium.* Admit the request with the smallest limit first, and measure after how many passes each request ends.
-#    Hint: reorder ``engine.waiting`` between two steps. A right answer shows a better mean, and that the eight largest
+#    Hint: reorder ``engine.waiting`` between two steps. A good answer shows a better mean, and that the eight largest
 #    requests pay for it.
 # 3. *Hard.* Give a step a budget of tokens instead of a piece for each request: every writing request takes one, and
-#    the rest goes to the oldest prompts. Hint: ``_piece``, and the groups in ``_begin``. A right answer bounds the
+#    the rest goes to the oldest prompts. Hint: ``_piece``, and the groups in ``_begin``. A good answer bounds the
 #    tokens of a step when three long prompts arrive at once, where ``prefill_chunk`` does not, and every answer is
 #    still the one alone.
 #
 # Summary
 # -------
 #
-# * Padded batches wasted more than four in ten places, the engine less than one in ten, with fewer passes.
-# * In float64 every answer was what the request says alone, with requests put back, prompts in pieces, and shared
-#   beginnings.
-# * More rows raised the throughput and the time between two tokens.
+# * Padded batches wasted three in ten places or more, the engine far fewer, in fewer passes.
+# * Rows share blocks, and copy one before they write into it. Copying a row or reordering a batch moves no key.
+# * Every answer was what the request says alone: with requests put back, prompts in pieces, and shared beginnings.
+# * More rows raise the throughput, and the time between two tokens.
 #
 # Sources
 # -------

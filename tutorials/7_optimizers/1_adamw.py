@@ -292,7 +292,7 @@ assert 20 + (adam < best[0][-1]).int().argmax() < 150
 # * **betas**: 0.9 and 0.999 are the defaults. Large models are often trained with 0.95 as the second.
 # * **Decay**: 0.1 for matrices, and none for biases and norms. The weight of a norm belongs near 1, not near 0.
 #
-# `How large is a step? <1a_step_sizes.ipynb>`_ explains these numbers. If you write an AdamW of your own,
+# `How large is a step? <1b_adamw_in_depth.ipynb>`_ explains these numbers. If you write an AdamW of your own,
 # `another page <1b_adamw_in_depth.ipynb>`_ has the checks.
 #
 # The price is memory: m and v, the *moments*, are two more numbers for every weight. The next lesson shrinks them.

@@ -260,7 +260,7 @@ assert ranks == [24, 96, 32]
 assert abs(ends[2] - ends[1]) < 0.1 < ends[0] - ends[1]
 
 # %%
-# Rank 8. In a run this short, even the first basis will do, although `it grows old <2a_gradient_directions.ipynb>`_.
+# Rank 8. In a run this short, even the first basis will do, although `it grows old <2b_galore_in_depth.ipynb>`_.
 #
 # The last column counts the directions in which one matrix has moved since the start. With a single basis there are 32,
 # as in LoRA of rank 32. Each new basis adds as many, and three bases make 96. That is what the gap is for, in long
@@ -315,8 +315,7 @@ assert abs(small[0] / 8e-3 - 58) < 1
 # * **Fine-tuning on one GPU.** LoRA freezes the matrices and needs no gradient for them. GaLore needs every gradient in
 #   full size, and the next lesson attacks that.
 #
-# In depth there are also `curves of these runs, and a checkpoint <3b_galore_runs_in_depth.ipynb>`_, and `moments in one
-# byte <3d_eight_bit_moments.ipynb>`_, a quarter of their size in float32.
+# Moments can also be kept `in one byte a number <3a_galore_bytes_in_depth.ipynb>`_, a quarter of their size in float32.
 #
 # Exercises
 # ---------

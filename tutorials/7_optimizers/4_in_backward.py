@@ -242,7 +242,7 @@ assert refused
 
 # %%
 # Clipping each gradient by its own norm changes the direction of the step. The exact norm can be bought with a second
-# backward pass. `What updates in backward cannot do <4b_what_is_lost_in_depth.ipynb>`_ has both.
+# backward pass. `What updates in backward cannot do <4a_training_memory_in_depth.ipynb>`_ has both.
 #
 # Several batches, one step
 # -------------------------
@@ -269,7 +269,7 @@ assert ratio > 1.5
 # %%
 # Dividing the loss by 4 does not help: Adam divides by the size of the gradient, so a quarter of a gradient gives a
 # whole step. Give ``update_in_backward`` the number of passes that make a step, and it waits for the last one. But then
-# the gradients wait too. (Those of GaLore can wait `as projections <4b_what_is_lost_in_depth.ipynb>`_, which are
+# the gradients wait too. (Those of GaLore can wait `as projections <4a_training_memory_in_depth.ipynb>`_, which are
 # small.)
 #
 # Exercises

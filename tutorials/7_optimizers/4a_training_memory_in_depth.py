@@ -1,10 +1,10 @@
 r"""
-Every byte of a training step, in depth
-=======================================
+Updates in backward in depth: every byte of a step, and what is lost
+====================================================================
 
-The lesson `one gradient at a time <4_in_backward.ipynb>`_ frees each gradient as soon as it is used. When does that
-lower the memory that a training step needs, and when does it save nothing? To answer this, we count every byte of a
-step, operation by operation.
+The lesson `one gradient at a time <4_in_backward.ipynb>`_ takes optimizer steps inside the backward pass, and frees each
+gradient as soon as it is used. When does that lower the memory that a training step needs, and when does it save nothing?
+And what can no longer be done? To answer the first question, we count every byte of a step, operation by operation.
 
 How the bytes are counted
 -------------------------
@@ -17,6 +17,10 @@ keeps a weak reference to each new storage. After every operation it adds up the
 by what they are.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_needs = ["4_in_backward"]
+# sphinx_gallery_words = ["peak memory", "memory snapshot", "memory timeline", "gradient checkpointing memory", "activation memory", "max_memory_allocated", "register_post_accumulate_grad_hook", "LOMO", "clip_grad_norm_", "GradScaler", "fused optimizer step", "No inf checks were recorded", "modified by an inplace operation"]
+import math
 from contextlib import nullcontext
 
 import matplotlib.pyplot as plt
@@ -34,7 +38,7 @@ class Timeline(TorchDispatchMode):
         self.params = list(model.parameters())
         self.fixed = [*self.params, *model.buffers()]
         self.optimizer = optimizer
-        self.seen, self.rows, self.alive, self.marks = {}, [], [], []
+        self.seen, self.rows, self.marks = {}, [], []
 
     def see(self, x):
         storage = x.untyped_storage()
@@ -63,7 +67,6 @@ class Timeline(TorchDispatchMode):
             if isinstance(x, torch.Tensor):
                 self.see(x)
         self.rows.append(self.bytes())
-        self.alive.append([p.grad is not None for p in self.params])
         return out
 
     def mark(self):  # the end of a phase
@@ -77,8 +80,7 @@ class Timeline(TorchDispatchMode):
 # The model is a Qwen2 with four blocks. Bytes depend on shapes alone, so random tokens will do.
 
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.instruments.record import record_saved
-from lm_from_scratch.models.qwen2 import SIZES, Qwen2Config, Qwen2ForCausalLM
+from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.optim.adamw import AdamW
 from lm_from_scratch.optim.choose import make_optimizer
 from lm_from_scratch.optim.in_backward import update_in_backward
@@ -93,17 +95,10 @@ from lm_from_scratch.training.loss import causal_lm_loss, chunked_causal_lm_loss
 def fresh_model(tied=False, n_layer=4):
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=2000,
-        block_size=64,
-        n_layer=n_layer,
-        n_head=4,
-        n_kv_head=2,
-        n_embd=128,
-        intermediate_size=352,
-        tie_word_embeddings=tied,
-        initializer_range=0.05,
-        eos_token_id=None,
-    )
+        vocab_size=2000, block_size=64, n_layer=n_layer, n_head=4, n_kv_head=2,
+        n_embd=128, intermediate_size=352, tie_word_embeddings=tied,
+        initializer_range=0.05, eos_token_id=None,
+    )  # fmt: skip
     return Qwen2ForCausalLM(config)
 
 
@@ -130,6 +125,11 @@ def galore(model, rank=16, **options):
     return make_optimizer(model, config)
 
 
+def same(a, b):
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return all(torch.equal(p, q) for p, q in pairs)
+
+
 def size(tensors):
     return sum(x.nbytes for x in tensors)
 
@@ -153,121 +153,27 @@ def timeline(make, inside=False, rows=2, checkpointing=False, chunked=False):
 
 
 # %%
-# Is the count right? There is a second way to find what the forward pass leaves behind. ``record_saved`` of the package
-# records each tensor that autograd saves for the backward pass. Their distinct storages, without the weights, plus the
-# loss itself, must be all that our count calls *everything else*.
+# Four timelines
+# --------------
 
-model = fresh_model()
-watch = Timeline(model, adamw(model))
-with record_saved(model) as saved, watch:
-    loss = loss_of(model, tokens(2))
-
-held = [*model.parameters(), *model.buffers()]
-for x in model.buffers():
-    saved.pop(x.untyped_storage()._cdata, None)
-by_hooks = sum(saved.values()) + loss.nbytes
-by_count = watch.bytes()
-print(f"saved for backward: {by_hooks} bytes, counted {by_count[3]}")
-assert by_count == [size(held), 0, 0, by_hooks]
-
-# %%
-# The two agree to the byte.
-#
-# One step of AdamW
-# -----------------
-
-# sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["peak memory", "memory snapshot", "memory timeline", "gradient checkpointing memory", "activation memory", "max_memory_allocated"]
-plain = timeline(adamw)
+runs = {
+    "AdamW": timeline(adamw),
+    "GaLore": timeline(galore),
+    "AdamW in backward": timeline(adamw, inside=True),
+    "GaLore in backward": timeline(galore, inside=True),
+}
 MB = 1e6
-
-
 AREAS = [COLOURS[i] for i in (0, 5, 3, 1)]
 HATCHES = ["", "..", "//", ""]
 
-
-def draw(ax, watch, title, top):
+_, axes = figure(6.4, 5.4, rows=2, columns=2)
+for ax, (name, watch) in zip(axes, runs.items()):
     rows = torch.tensor(watch.rows).T / MB
     look = dict(labels=KINDS, colors=AREAS, hatch=HATCHES, edgecolor="white")
     ax.stackplot(range(rows.shape[1]), rows, linewidth=0, **look)
     for mark in watch.marks:
         ax.axvline(mark, color=COLOURS[7], linewidth=0.8, linestyle=":")
-    ax.set(title=title, ylim=(0, top), xlim=(0, rows.shape[1] - 1))
-
-
-made, (ax,) = figure(6.4, 4.0)
-draw(ax, plain, "AdamW: forward, backward, step", 27)
-ax.set(xlabel="operation", ylabel="MB alive")
-ax.legend(frameon=False, loc="upper left", ncols=2)
-plt.show()
-
-# %%
-# The dotted lines separate the forward pass, the backward pass and the step. Weights and state are always there. The
-# forward pass adds activations, saved for the backward pass. The backward pass uses them up from the last to the first,
-# and leaves gradients in their place.
-#
-# With M weights in float32, the gradients are as large as the weights, and the two moments twice that. At the end of
-# the backward pass we hold
-#
-# .. math::
-#
-#    \underbrace{4 M}_{\text{weights}} + \underbrace{8 M}_{\text{moments}} + \underbrace{4 M}_{\text{gradients}} = 16 M
-#
-# bytes. The count adds the step numbers (4 bytes for each tensor) and a small buffer of the rotation.
-
-params = list(model.parameters())
-M = sum(p.numel() for p in params)
-W = size([*params, *model.buffers()])
-G = size(params)
-largest = max(p.nbytes for p in params)
-rows = torch.tensor(plain.rows)
-held = rows[:, :3].sum(1)
-assert held.max() == 16 * M + 4 * len(params) + size(model.buffers())
-
-peak = rows.sum(1).argmax().item()
-where = sum(peak >= mark for mark in plain.marks)
-print("weights", M, "in", len(params), "tensors")
-print("peak during the", ("forward pass", "backward pass", "step")[where])
-for kind, count in zip(KINDS, rows[peak].tolist()):
-    print(f"{kind:16} {count / MB:5.2f} MB")
-assert where == 1 and rows[peak, 2] > 0.75 * G
-
-# %%
-# The peak comes near the end of the backward pass, when nearly all gradients are there. They are a quarter of the 16
-# bytes, and all they do is wait for the last one.
-#
-# The order of the gradients
-# --------------------------
-#
-# A hook of ``register_post_accumulate_grad_hook`` is called when the gradient of a weight is complete and stored in
-# ``p.grad``. It shows the order.
-
-name_of = {p: name for name, p in model.named_parameters()}
-order = []
-for p in params:
-    p.register_post_accumulate_grad_hook(lambda p: order.append(name_of[p]))
-loss.backward()
-print(*order[:4], "...", *order[-3:], sep="\n")
-assert order[0] == "lm_head.weight"
-assert order[-1] == "model.embed_tokens.weight"
-assert len(order) == len(params)
-
-# %%
-# The head comes first and the embedding last.
-#
-# Four timelines
-# --------------
-
-runs = {
-    "AdamW": plain,
-    "GaLore": timeline(galore),
-    "AdamW in backward": timeline(adamw, inside=True),
-    "GaLore in backward": timeline(galore, inside=True),
-}
-
-made, axes = figure(6.4, 5.4, rows=2, columns=2)
-for ax, (name, watch) in zip(axes, runs.items()):
-    draw(ax, watch, name, 24)
+    ax.set(title=name, ylim=(0, 24), xlim=(0, rows.shape[1] - 1))
 axes[0].set(ylabel="MB alive")
 axes[2].set(ylabel="MB alive", xlabel="operation")
 axes[3].set(xlabel="operation")
@@ -276,6 +182,10 @@ axes[3].legend(handles, labels, frameon=False, fontsize=8, loc="upper right")
 plt.show()
 
 # %%
+# The dotted lines separate the forward pass, the backward pass and the step. Weights and state are always there. The
+# forward pass adds activations, saved for the backward pass. The backward pass uses them up from the last to the first,
+# and leaves gradients in their place: at the end of it, AdamW holds 16 bytes for each weight, four of them gradients.
+#
 # GaLore takes from the state, updates in backward take from the gradients, and the two add up. In the lower row a
 # gradient lives for a few operations; the last spike is that of the embedding.
 #
@@ -300,6 +210,9 @@ def peak_of(watch):
 
 
 model = fresh_model()
+params = list(model.parameters())
+W, G = size([*params, *model.buffers()]), size(params)
+largest = max(p.nbytes for p in params)
 S = {"AdamW": state_bytes(adamw(model)), "GaLore": state_bytes(galore(model))}
 print("MB                formula   held  with everything else")
 for name, watch in runs.items():
@@ -315,62 +228,7 @@ for name in ("AdamW", "GaLore"):
 
 # %%
 # The formula holds to the byte. Note the second row: GaLore alone forms every gradient in full size, and all of them
-# are alive at once. Somebody `asked its authors <https://github.com/jiaweizzhao/GaLore/issues/53>`_ about that. These
-# steps made no new basis; exercise 2 counts one that does.
-#
-# The next figure shows which gradients exist, one line for each weight.
-
-made, axes = figure(6.4, 4.2, columns=2)
-index = {name: i for i, name in enumerate(name_of.values())}
-for ax, name in zip(axes, ("AdamW", "AdamW in backward")):
-    alive = torch.tensor(runs[name].alive).T  # (weights, operations)
-    alive = alive[[index[n] for n in order]]
-    start, end = runs[name].marks
-    alive = alive[:, start - 20 : end + 20]
-    for row, line in enumerate(alive):
-        times = line.nonzero()
-        first, last = times.min().item(), times.max().item()
-        ax.plot([first, last + 1], [row, row], color=COLOURS[3])
-    ax.set(title=name, xlabel="operation of the backward pass")
-    ax.invert_yaxis()
-axes[0].set(ylabel="weight, in the order of completion")
-plt.show()
-
-together = torch.tensor(runs["AdamW in backward"].alive).sum(1).max()
-print("gradients alive at the same time:", together.item())
-assert together == 1
-assert torch.tensor(plain.alive).sum(1).max() == len(params)
-
-# %%
-# One gradient at a time. The largest single gradient sets the floor, and in a language model that is the embedding or
-# the head.
-#
-# Sizes that hurt
-# ~~~~~~~~~~~~~~~
-#
-# The formula needs no memory, so we can apply it to published models, on the ``meta`` device. The rank is a quarter of
-# the width.
-
-for name in ("Qwen2-0.5B", "Qwen2-7B"):
-    with torch.device("meta"):
-        big = Qwen2ForCausalLM(Qwen2Config(**SIZES[name]))
-    sizes = [p.nbytes for p in big.parameters()]
-    quarter = galore(big, rank=big.config.n_embd // 4)
-    GB = {
-        "weights": sum(sizes) / 1e9,
-        "AdamW's state": state_bytes(adamw(big)) / 1e9,
-        "GaLore's state": state_bytes(quarter) / 1e9,
-        "largest gradient": max(sizes) / 1e9,
-    }
-    whole = 2 * GB["weights"] + GB["AdamW's state"]
-    small = GB["weights"] + GB["GaLore's state"] + GB["largest gradient"]
-    print(f"{name}, GB:", {kind: round(n, 1) for kind, n in GB.items()})
-    print(f"    AdamW {whole:.1f}, GaLore in backward {small:.1f}")
-assert 120 < whole < 125 and small < whole / 2
-
-# %%
-# AdamW's 16 bytes for each weight make more than 120 GB for the 7B model, before the first activation. GaLore with
-# updates in backward holds less than half of that.
+# are alive at once. Somebody `asked its authors <https://github.com/jiaweizzhao/GaLore/issues/53>`_ about that.
 #
 # When it does not help
 # ---------------------
@@ -396,26 +254,6 @@ for name, (make, inside, checkpointing, chunked) in knobs.items():
     whole, grads = parts[name].sum() / MB, parts[name][2] / MB
     print(f"{name:20} {whole:5.1f} MB, of it gradients {grads:.1f}")
 
-made, (ax,) = figure(6.4, 3.6)
-left = torch.zeros(len(parts))
-for i, kind in enumerate(KINDS):
-    width = torch.tensor([rows[i] / MB for rows in parts.values()])
-    look = dict(color=AREAS[i], hatch=HATCHES[i], edgecolor="white")
-    ax.barh(list(parts), width, left=left, label=kind, **look)
-    left += width
-ax.invert_yaxis()
-ax.set(xlabel="MB alive at the peak", title="512 tokens: six ways to train")
-ax.legend(frameon=False, loc="lower right", fontsize=8)
-plt.show()
-
-# %%
-# Rows three to five add one thing at a time. With many tokens, the peak of AdamW is at the start of the backward
-# pass, where there is no gradient to free: updates in backward save nothing at all. Gradient checkpointing and the loss
-# in chunks cut the activations.
-#
-# When they are small, the gradients matter again: in the last row they are a part of the peak. Look for the peak first,
-# then choose what to reduce.
-
 total = {name: rows.sum().item() for name, rows in parts.items()}
 assert total["AdamW in backward"] == total["AdamW"]
 assert early["AdamW"] and early["AdamW in backward"]  # before any gradient
@@ -424,12 +262,54 @@ assert total["... chunked loss"] < 0.9 * total["... checkpointing"]
 assert parts["AdamW, both knobs"][2] > 0.4 * G
 
 # %%
-# Between two passes
-# ------------------
+# Rows three to five add one thing at a time. With many tokens, the peak of AdamW is at the start of the backward
+# pass, where there is no gradient to free: updates in backward save nothing at all. Gradient checkpointing and the loss
+# in chunks cut the activations. When they are small, the gradients matter again: in the last row they are a part of the
+# peak. Look for the peak first, then choose what to reduce.
 #
-# If several batches make one step, something has to wait for the next pass. With AdamW, it is all gradients. GaLore
-# needs only their projections, as `what is lost <4b_what_is_lost_in_depth.ipynb>`_ explains. What is alive between two
-# passes?
+# What guards the order
+# ---------------------
+#
+# The package keeps one optimizer for all weights and makes the change a context, ``update_in_backward``. Its result is
+# that of the ordinary loop, bit for bit, because a weight has served the backward pass for the last time when its hook
+# runs. A weight that is used twice, as a tied embedding is, has a complete gradient only after both uses.
+#
+# Autograd, PyTorch's machine for gradients, guards the rule. It raises if a weight that is still needed was changed in
+# place.
+
+broken = fresh_model()
+first_block = broken.model.layers[0]
+
+
+def too_early(_):
+    first_block.mlp.up_proj.weight.mul_(0.9)
+
+
+broken.lm_head.weight.register_post_accumulate_grad_hook(too_early)
+try:
+    loss_of(broken, tokens(2)).backward()
+except RuntimeError as error:
+    noticed = str(error).split(":")[0]
+print(noticed)
+assert "inplace operation" in noticed
+
+# %%
+# Several batches, one step
+# -------------------------
+#
+# A cure for large activations is *gradient accumulation*: run small parts of a batch one after another, and step from
+# the sum of their gradients. A hook that steps at once takes four steps for four parts. Real code did so, too: `a user
+# found it <https://github.com/jiaweizzhao/GaLore/issues/78>`_ in the code published with GaLore. With
+# ``update_in_backward(optimizer, 4)`` the passes are counted, and something has to wait for the next one.
+#
+# With AdamW, it is all gradients. GaLore can do better. The projection is linear, so the sum of projections is the
+# projection of the sum:
+#
+# .. math::
+#
+#    P^\top G_1 Q + P^\top G_2 Q = P^\top (G_1 + G_2) \, Q
+#
+# The full gradient of each part is projected and freed. What waits has the size of a moment.
 
 data = [tokens(2, seed) for seed in range(4)]
 for make in (adamw, galore):
@@ -455,32 +335,187 @@ for make in (adamw, galore):
 
 # %%
 # The matrices of the blocks cost a fraction now. The embedding, the head, the norms and the biases keep full gradients,
-# because GaLore does not project them.
+# because GaLore does not project them. (A step that needs a new basis makes it from the gradient of the *first* pass,
+# because the sum does not exist yet.)
+#
+# The norm of all gradients
+# -------------------------
+#
+# Clipping shortens a gradient that is too long, by one factor for all weights, so the direction stays. A hook comes too
+# early to know the norm of all gradients. It could clip each gradient by its own norm, but that is something else.
+
+
+def flat(xs):
+    return torch.cat([x.flatten() for x in xs])
+
+
+model = fresh_model()
+loss_of(model, data[0]).backward()
+grads = [p.grad for p in model.parameters()]
+g = flat(grads)
+c = g.norm() / 8
+by_all = g * c / g.norm()
+by_own = flat([x * (c / x.norm()).clamp(max=1.0) for x in grads])
+for name, x in (("all together", by_all), ("each alone", by_own)):
+    cosine = (x @ g / x.norm() / g.norm()).item()
+    print(f"{name:12}: norm {x.norm() / c:.2f} c, cosine {cosine:.3f}")
+torch.testing.assert_close(by_all.norm(), c)
+assert by_own.norm() > 1.5 * c and cosine < 0.99
+
+# %%
+# Clipped alone, the result is longer than c, and it points elsewhere: large gradients were cut, small ones were not.
+#
+# The exact norm can be bought with a second forward and backward pass, which is the way of LOMO (see the sources). The
+# first one only measures. The loss of the second carries the factor, and with it every gradient. Dropout must draw the
+# same random numbers in both.
+
+
+def clipped_step(model, optimizer, idx, c):
+    squares = []
+
+    def measure(p):
+        squares.append(p.grad.square().sum())
+        p.grad = None
+
+    hooks = [
+        p.register_post_accumulate_grad_hook(measure)
+        for p in model.parameters()
+    ]
+    loss_of(model, idx).backward()
+    for hook in hooks:
+        hook.remove()
+    norm = torch.stack(squares).sum().sqrt()
+    with update_in_backward(optimizer):
+        (loss_of(model, idx) * (c / norm).clamp(max=1.0)).backward()
+    return norm
+
+
+twice, once = (fresh_model(n_layer=2).double() for _ in range(2))
+optimizers = adamw(twice), adamw(once)
+for i, c in enumerate((math.inf, 0.5, 0.1)):
+    norm = clipped_step(twice, optimizers[0], data[i], c)
+    loss_of(once, data[i]).backward()
+    expected = torch.nn.utils.clip_grad_norm_(once.parameters(), c)
+    optimizers[1].step()
+    optimizers[1].zero_grad()
+    print(f"norm {norm:.3f}, clipped to {c}")
+    torch.testing.assert_close(norm, expected)
+    assert c == math.inf or norm > 1.5 * c
+for p, q in zip(twice.parameters(), once.parameters()):
+    # clip_grad_norm_ adds 1e-6 to the norm
+    torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+# %%
+# Loss scaling, and all or nothing
+# --------------------------------
+#
+# An ordinary step checks all gradients first; if one is not finite, nothing has happened. In backward, the weights after
+# the bad gradient have been updated already, and the run restarts from its last checkpoint.
+#
+# Training in float16 multiplies the loss by a large number, so that small gradients do not vanish. The scaler then
+# divides all gradients by it, and skips the step if one is infinite. In backward, the weights have moved before the
+# scaler looks, and it finds no gradient to look at.
+
+model = fresh_model()
+optimizer = adamw(model)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+with update_in_backward(optimizer):
+    scaler.scale(loss_of(model, tokens(2))).backward()
+    try:
+        scaler.step(optimizer)
+    except AssertionError as error:
+        refusal = str(error)
+print(refusal)
+assert "inf checks" in refusal and not same(model, fresh_model())
+
+# %%
+# bfloat16 has the exponents of float32 and needs no scaler.
+#
+# Bug museum
+# ----------
+#
+# The gradient that nobody freed
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# An optimizer step in a hook that leaves the gradient: no memory is saved, and gradients add up. (M15)
+#
+# Leave out ``p.grad = None``. The hook steps, the loop needs no ``zero_grad``, and nothing complains.
+
+
+def train(steps, free=True, kind="register_post_accumulate_grad_hook"):
+    model = fresh_model(n_layer=2)
+    optimizers = {p: AdamW([p]) for p in model.parameters()}
+
+    def update(p):
+        optimizers[p].step()
+        if free:
+            p.grad = None
+
+    for p in model.parameters():
+        getattr(p, kind)(lambda _, p=p: update(p))
+    for step in range(steps):
+        loss_of(model, tokens(2, step)).backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    return model, size(grads)
+
+
+all_of_them = size(fresh_model(n_layer=2).parameters())
+for steps in (1, 2):
+    right, freed = train(steps)
+    wrong, kept = train(steps, free=False)
+    equal = same(right, wrong)
+    print(f"steps {steps}: equal {equal}, gradients kept {kept / MB:.2f} MB")
+    assert equal == (steps == 1) and freed == 0 and kept == all_of_them
+
+# %%
+# No memory is saved, and from the second step on every gradient is added to all those before it. A test of one step
+# cannot see it. Two checks do: two steps, compared with the ordinary loop; and no gradient is left after
+# ``backward``.
+#
+# The hook before the gradient
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# ``register_hook`` runs before the gradient is stored: every update is one pass late. (M16)
+#
+# ``register_hook`` has a similar name and is older. On a weight it runs *before* the gradient is stored. It finds in
+# ``p.grad`` what the pass before left there.
+
+late = "register_hook"
+print(f"gradients alive after backward: {train(2, kind=late)[1] / MB:.2f} MB")
+assert same(train(1, kind=late)[0], fresh_model(n_layer=2))  # no update
+assert same(train(2, kind=late)[0], train(1)[0])  # late by one pass
+assert train(2, kind=late)[1] == all_of_them
+
+# %%
+# Every weight is updated one pass late, and all gradients stay alive in between. The fixed line is
+# ``register_post_accumulate_grad_hook``. The check: after one backward pass, every weight has moved.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Draw the timeline for 1, 2, 4, ..., 64 rows, and find where updates in backward stop saving anything. A
-#    right answer shows that it is where the activations reach about the size of the gradients. Hint: ``peak_of``.
-# 2. *Medium.* Count a step of GaLore that makes a new basis. A right answer names the largest tensors that it makes
+#    good answer shows that it is where the activations reach about the size of the gradients. Hint: ``peak_of``.
+# 2. *Medium.* Count a step of GaLore that makes a new basis. A good answer names the largest tensors that it makes
 #    besides the gradient. Hint: ``update_proj_gap=1``, count the second step, and note ``function`` and the
 #    sizes of ``out``.
 # 3. *Hard.* Free the gradients of the small tensors later: let the hook wait until 1 MB has gathered, and update those
-#    together. A right answer has equal weights and fewer calls of ``optimizer.update``, and predicts the peak from the
+#    together. A good answer has equal weights and fewer calls of ``optimizer.update``, and predicts the peak from the
 #    limit. Hint: a list in the closure, and a last call after ``backward``.
 #
 # Summary
 # -------
 #
-# * AdamW in float32 holds 16 bytes for each weight at the end of the backward pass: weights, two moments and all
-#   gradients.
 # * The bytes held are weights, state and the largest single gradient, counted and by formula. With many tokens the peak
 #   is elsewhere: checkpointing and a loss in chunks come first.
-# * GaLore forms every gradient in full. Between two passes it holds projected sums, AdamW holds full gradients.
+# * The result equals that of the ordinary loop, bit for bit. Over several passes GaLore sums projected gradients; AdamW
+#   has to keep full ones.
+# * Clipping by the norm of all gradients takes a second pass. All-or-nothing steps and loss scaling are lost.
 #
 # Sources
 # -------
 #
+# * `Full Parameter Fine-tuning for Large Language Models with Limited Resources <https://arxiv.org/abs/2306.09782>`_,
+#   Lv et al., 2023 (LOMO): updates in backward, and the second pass for the norm.
 # * `GaLore <https://arxiv.org/abs/2403.03507>`_, Zhao et al., 2024: per-layer updates with projected moments.
 # * `Training Deep Nets with Sublinear Memory Cost <https://arxiv.org/abs/1604.06174>`_, Chen et al., 2016: gradient
 #   checkpointing.

@@ -260,7 +260,7 @@ assert GB > 120 and GB / 8 < 16
 #
 # In depth: what `collectives <5a_collectives_in_depth.ipynb>`_ send, the same run with `DDP and FSDP
 # <5b_ddp_and_fsdp_in_depth.ipynb>`_ and every byte of it, and a run in which `a process is killed
-# <5c_a_killed_run_in_depth.ipynb>`_.
+# <5b_ddp_and_fsdp_in_depth.ipynb>`_.
 #
 # Exercises
 # ---------

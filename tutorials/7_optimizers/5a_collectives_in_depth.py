@@ -2,20 +2,18 @@ r"""
 What processes exchange, in depth
 =================================
 
-In `one model, two processes <5_data_parallel.ipynb>`_ each process sums its gradient with that of the other. When is
-the mean of two gradients the gradient of the batch, which other ways to exchange tensors are there, and how many bytes
-do they send?
+In `one model, two processes <5_data_parallel.ipynb>`_ each process sums its gradient with that of the other. Which other
+ways to exchange tensors are there, how many bytes do they send, and what happens when a process leaves one out?
 
-Two halves of a batch
----------------------
+Three ways to exchange tensors
+------------------------------
 
-The lesson weighs the loss of each half by its share of the targets. Why that is right can be seen in one process. The
-rows have unequal numbers of targets, as in fine-tuning, where only answers count. We compute in float64, so that
-rounding is very small.
+Two processes run the same script, and environment variables tell each its rank and where all meet. The place to meet is
+a *store*, a small dictionary behind a port. To set this up is the work of ``torchrun``; the function ``start`` below does
+the same in a few lines. An exchange in which all take part is a *collective*.
 """
 
 # sphinx_gallery_words = ["all-reduce", "reduce-scatter", "all-gather", "ring all-reduce", "NCCL timeout", "Watchdog caught collective operation timeout", "monitored_barrier", "collective", "DistributedSampler"]
-import inspect
 import json
 import math
 import os
@@ -26,15 +24,7 @@ from pathlib import Path
 
 import torch
 from torch.distributed import TCPStore
-
-from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.runs.distributed import Processes
-from lm_from_scratch.text.batches import PackedBatches, write_tokens
-from lm_from_scratch.text.corpora import load_corpus
-from lm_from_scratch.text.targets import IGNORE
-from lm_from_scratch.text.tokenizer import Tokenizer
-from lm_from_scratch.training.loss import causal_lm_loss
-from lm_from_scratch.training.train import accumulate_gradient
+from torch.utils.data import DistributedSampler
 
 temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(temporary.name)
@@ -43,102 +33,6 @@ folder = Path(temporary.name)
 def write(name, text):
     (folder / name).write_text(text.lstrip(), encoding="utf-8")
 
-
-def new_model():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=300,
-        block_size=32,
-        n_layer=3,
-        n_head=4,
-        n_kv_head=2,
-        n_embd=32,
-        intermediate_size=96,
-        initializer_range=0.1,
-        eos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config).double()
-
-
-class Answers(PackedBatches):
-    """Of each row the first tokens are targets: more in some than in others."""
-
-    def __getitem__(self, i):
-        batch = super().__getitem__(i)
-        for row, targets in enumerate(batch.targets):
-            targets[1 + (7 * i + 11 * row) % 32 :] = IGNORE
-        return batch
-
-
-documents = load_corpus("reference")[:8]
-tokenizer = Tokenizer.train([d.text for d in documents], 300)
-file = write_tokens(documents, tokenizer, folder / "tokens.bin")
-batches = Answers(file, batch_size=8, block_size=32)
-
-# %%
-# A process is an object in this package. It knows its number, its *rank*, and which rows are its own.
-
-print(inspect.getsource(Processes.share))
-
-batch = batches[0]
-halves = [Processes("ddp", rank, 2).share(batch) for rank in range(2)]
-
-
-def n_targets(part):
-    return int((part.targets != IGNORE).sum())
-
-
-counts = [n_targets(half) for half in halves]
-print("targets:", n_targets(batch), "=", " + ".join(map(str, counts)))
-assert sum(counts) == n_targets(batch) and counts[0] != counts[1]
-
-# %%
-# The loss of a batch is a mean over its targets. Let the halves have :math:`n_0` and :math:`n_1` of them, and
-# mean losses :math:`L_0` and :math:`L_1`. Then the loss of the batch is
-#
-# .. math::
-#
-#    L = \frac{n_0 L_0 + n_1 L_1}{n_0 + n_1}
-#      = \frac{1}{2} \left( \frac{2 n_0}{n} L_0 + \frac{2 n_1}{n} L_1 \right), \qquad n = n_0 + n_1
-#
-# A plain mean of the two is something else, unless both have the same number of targets. With N processes the
-# weight of a half becomes :math:`N n_k / n`.
-
-
-def gradient(part, weight=1.0):
-    model = new_model()
-    logits = model(part.idx, positions=part.positions, documents=part.documents)
-    (weight * causal_lm_loss(logits, part.targets)).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-expected = gradient(batch)
-plain = sum(gradient(half) for half in halves) / 2
-weights = [2 * count / sum(counts) for count in counts]
-right = sum(gradient(h, w) for h, w in zip(halves, weights)) / 2
-for name, g in (("mean of means", plain), ("weighted", right)):
-    error = (g - expected).norm() / expected.norm()
-    print(f"{name:13} is off by {error.item():.1e} of the gradient")
-torch.testing.assert_close(right, expected, rtol=1e-9, atol=1e-12)
-assert (plain - expected).norm() > 0.02 * expected.norm()
-
-# %%
-# The plain mean counts a target more, the fewer others its process has. The package does the weighting in one place.
-# ``part.count`` is the number of targets of this process and this part; ``count`` is that of all processes and all parts.
-# No exchange is needed to find ``count``, because every process can make the whole batch.
-
-source = inspect.getsource(accumulate_gradient)
-print(
-    source[source.index("    count = sum") : source.index("    return total")]
-)
-
-# %%
-# Three ways to exchange tensors
-# ------------------------------
-#
-# Now two processes. They run the same script, and environment variables tell each its rank and where all meet. The
-# place to meet is a *store*, a small dictionary behind a port. To set this up is the work of ``torchrun``; the function
-# ``start`` below does the same in a few lines. An exchange in which all take part is a *collective*.
 
 write(
     "collectives.py",
@@ -288,11 +182,11 @@ assert sorted(said[0]["sampler"] + said[1]["sampler"]) == list(range(8))
 # %%
 # This is the story of the lesson: the batch of eight is a batch of four, computed twice.
 #
-# The check: collect the rows of all processes, and demand that each is there once. With this package:
+# The check: collect the rows of all processes, and demand that each is there once.
 
-shares = [Processes("ddp", rank, 4).share(batch).idx for rank in range(4)]
-rows = torch.cat(shares).tolist()
-assert sorted(rows) == sorted(batch.idx.tolist())
+rows = [*DistributedSampler(range(8), num_replicas=2, rank=0)]
+rows += DistributedSampler(range(8), num_replicas=2, rank=1)
+assert sorted(rows) == list(range(8))
 
 # %%
 # One leaves out a collective
@@ -314,7 +208,6 @@ assert "Rank 1 failed to pass monitoredBarrier" in said[0]["error"]
 # Summary
 # -------
 #
-# * The mean of gradients is the gradient of the batch if each loss is weighted by its share of the targets.
 # * All-reduce is reduce-scatter and all-gather. In a ring each process sends less than twice the tensor.
 # * All processes take the same collectives in the same order, or the others wait.
 #
