@@ -9,8 +9,7 @@ Race the two:
 .. live:: race
    :model: gpt2-docs
 
-Here is the race in Python, with the same small GPT-2 and 200 tokens. Only the last line of the loop tells the two
-apart.
+Here is the race in Python, with the same small GPT-2 and 200 tokens. The two differ only in the last line of the loop.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -88,11 +87,11 @@ assert without[150:].median() > without[:50].median()
 from lm_from_scratch.drawings.caching import cache_filling, one_query
 
 pieces = ["⊢", *tokenizer.pieces(text)[1:]]
-cache_filling(pieces[:15], prompt=9)
+cache_filling(pieces[:12], prompt=9)
 
 # %%
-# Without a cache, the work on earlier tokens is done again. With one, their keys and values wait in memory, and the model
-# reads one token a round.
+# Without a cache, the work on earlier tokens is done again in every round. With one, their keys and values wait in
+# memory, and the model reads one token a round.
 #
 # **Predict first.** The prompt has 9 tokens, and we write 200. Without a cache, how many tokens does the model read in
 # all rounds together? With one it reads 208. (The last token is written and never read.)
@@ -108,8 +107,11 @@ print(f"ratio: {sum(rounds) / 208:.0f}")
 assert sum(rounds) == 21_700 and round(21_700 / 208) == 104
 
 # %%
-# Twice the text takes about four times the work without a cache, and twice the work with one. (Why did the clock show
-# less? We come to that.)
+# About 22,000: the model reads 9 tokens in the first round, 10 in the second, and so on up to 208, which adds up to
+# 21,700.
+#
+# So twice the text takes about four times the work without a cache, and twice the work with one. (Why did the clock
+# show less? We come to that.)
 #
 # Keys and values, but no queries
 # -------------------------------
@@ -229,8 +231,10 @@ nine = {i: (k[:, :9], v[:, :9]) for i, (k, v) in cache.items()}
 assert (gpt2(twenty[9:10], 0, nine) - full[9]).abs().max() > 1
 
 # %%
-# It is nearly English, and the right text of this small model is no better. So reading the text proves nothing. The law
-# finds the mistake at the first token after the prompt. Test logits, not fluency.
+# Another text, of ordinary words. It is nearly English, and the right text of this small model is no better.
+#
+# So reading the text proves nothing. The law finds the mistake at the first token after the prompt. Test logits, not
+# fluency.
 #
 # Prefill and decode
 # ------------------
@@ -289,9 +293,10 @@ assert 130 < 2000e9 / weights < 132
 assert config.n_head // config.n_kv_head == 7
 
 # %%
-# Eight chats take 14 GiB, about as much as all the weights. The cache grows with every token and every chat; the weights
-# do not. The next lessons `drop old keys <2_kinds_of_cache.ipynb>`_ and `round them to 4 bits
-# <3_quantized_cache.ipynb>`_.
+# About 8: eight chats take 14 GiB, about as much as all the weights.
+#
+# The cache grows with every token and every chat; the weights do not. The next lessons `drop old keys
+# <2_kinds_of_cache.ipynb>`_ and `round them to 4 bits <3_quantized_cache.ipynb>`_.
 #
 # And the time? On a GPU whose memory delivers 2,000 GB a second, those weights allow one chat at most 131 tokens a
 # second. So servers `decode many chats at once <../6_generation/3_continuous_batching.ipynb>`_: they share each reading

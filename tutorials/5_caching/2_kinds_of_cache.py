@@ -56,7 +56,7 @@ print(f"token 20 goes to slot {20 % 6}, over token {ring[20 % 6]}")
 assert (20 % 6, ring[20 % 6]) == (2, 14)
 
 # %%
-# 20 is 3 · 6 + 2, so it goes to slot 2, and whatever is there came exactly 6 tokens earlier.
+# Slot 2, token 14: 20 is 3 · 6 + 2, so it goes to slot 2, and the token in that slot came exactly 6 tokens earlier.
 #
 # Copy, double or reserve
 # -----------------------
@@ -154,7 +154,8 @@ missed = [
 assert missed == [[5, 6], [6], []]
 
 # %%
-# Token 9 was written over 5, and token 10 over 6, before token 8 had looked at them.
+# Token 8 misses two keys, and token 9 misses one. Token 9 was written over 5, and token 10 over 6, before anybody had
+# looked at those two.
 
 writing_order(pieces[:11], window=4, T=3)
 
@@ -242,15 +243,16 @@ plt.show()
 assert [round(v[-1], 2) for v in gib.values()] == [1.75, 1.75, 0.98, 0.22]
 
 # %%
-# A ring stops growing at W tokens, however long the text becomes. The steps of the growing cache are its doublings.
+# 0.2 GiB. A ring stops growing at W tokens, however long the text becomes, and 4,096 tokens are an eighth of 32,768.
+#
+# In the picture, the steps of the growing cache are its doublings.
 #
 # Which kind for what? *Growing* is the default, with a reserve if you know the length. *Static* pays where a compiled
 # program runs thousands of steps; choose a capacity near the real length. *Sliding* is for layers that slide, and
 # *layered* for models that mix.
 #
-# In depth: `slots and laws <2a_kinds_of_cache_in_depth.ipynb>`_ tests every kind, `graphs, bytes and time
-# <2b_cache_shapes_in_depth.ipynb>`_ compares what they cost, and `another library <2c_moving_a_cache.ipynb>`_ reads on
-# from a cache of ours.
+# In depth: `kinds of cache <2a_kinds_of_cache_in_depth.ipynb>`_ predicts every slot, counts the graphs of a compiler,
+# and moves a cache to a file and to another library.
 #
 # Exercises
 # ---------

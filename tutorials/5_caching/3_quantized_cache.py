@@ -135,8 +135,10 @@ assert len(Rounded(2).encode(torch.tensor(outlier))[0][1:].unique()) == 2
 drawings.ruler(outlier, [2, 4], shown=[0])
 
 # %%
-# They share two marks, because the ruler has to reach its largest number. Such a number is an *outlier*: it stretches the
-# ruler, and what was different becomes equal. So it matters which numbers share a ruler.
+# All of them share two marks, because the ruler has to reach its largest number.
+#
+# Such a number is an *outlier*: it stretches the ruler, and what was different becomes equal. So it matters which
+# numbers share a ruler.
 #
 # Which numbers share a ruler
 # ---------------------------
@@ -239,7 +241,9 @@ plt.show()
 assert rise["keys"][0] > 2 * rise["values"][0] > 0
 
 # %%
-# Keys do more than twice the damage. Yet both are rounded equally well, in proportion to their size:
+# Rounded keys: they do more than twice the damage of rounded values.
+#
+# Yet both are rounded equally well, in proportion to their size:
 
 for name, x in (("keys", keys), ("values", values)):
     error = Rounded(2).decode(Rounded(2).encode(x)) - x
@@ -307,8 +311,8 @@ assert round(2 / (1 + 4 / 32), 1) == 1.8 and round(2 / (0.5 + 4 / 32), 1) == 3.2
 # every step, all keys and values are decoded again. On a CPU with plain tensor operations, a rounded cache is slower
 # than an exact one. On a GPU, the memory it saves can be spent on a larger batch.
 #
-# `Quantised caches in depth <3a_quantized_cache_in_depth.ipynb>`_ tests the cache and measures the time;
-# `what rounding does to a model <3b_rounded_keys_in_depth.ipynb>`_ follows the error to the text.
+# `Quantised caches in depth <3a_quantized_cache_in_depth.ipynb>`_ tests the cache, measures its time, and follows the
+# error to the text.
 #
 # Exercises
 # ---------

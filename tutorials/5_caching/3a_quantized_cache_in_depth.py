@@ -3,18 +3,17 @@ Quantised caches in depth
 =========================
 
 The lesson on `keys and values in 8 and 4 bits <3_quantized_cache.ipynb>`_ rounds what a cache keeps. Is such a cache
-right, and what does it cost? A cache that rounds does not equal the model without a cache, so the usual test fails.
-This page proves how far a number moves, counts the bytes, finds the law that a rounding cache obeys exactly, and
-measures its time. What the error does to logits, loss and text is in
-`what rounding does to a model <3b_rounded_keys_in_depth.ipynb>`_.
+right, what does it cost, and what does it do to the model? A cache that rounds does not equal the model without a
+cache, so the usual test fails. This page proves how far a number moves, counts the bytes, finds the law that a rounding
+cache obeys exactly, measures its time, and follows the error from the logits to the text.
 
-The two models come with the package. They have 8 layers, 2.1 million parameters and heads with D = 32, and were
+The two models come with the package. They have 8 blocks, 2.1 million parameters and heads with D = 32, and were
 trained on Python's documentation. The text is held-out documentation, in rows of 256 tokens that each begin as a
 document.
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["QuantizedCache", "residual_length", "q_group_size", "nbits", "quanto", "HQQ"]
+# sphinx_gallery_words = ["QuantizedCache", "residual_length", "q_group_size", "nbits", "quanto", "HQQ", "outlier channels", "per-channel quantization", "per-token quantization", "perplexity of quantized cache"]
 import inspect
 import itertools
 import math
@@ -24,6 +23,8 @@ import time
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
+import transformers
+from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 from lm_from_scratch.cache.codec import EXACT, Quantized
 from lm_from_scratch.cache.growing import GrowingCache
@@ -39,11 +40,9 @@ models = {}
 for name in ("gpt2-docs", "qwen2-docs"):
     model, tokenizer = load_shipped(name)
     models[name] = model.eval()
-    size = sum(parameter.numel() for parameter in model.parameters())
-    assert model.config.head_dim == 32 and abs(size / 2.1e6 - 1) < 0.05
 
 batch = pieces(split(reference())[1], tokenizer, length=256, count=8)
-idx = batch.idx  # (B, T)
+idx, targets = batch.idx, batch.targets  # (B, T)
 idx.shape
 
 # %%
@@ -58,24 +57,15 @@ idx.shape
 #    s = \frac{\max x - \min x}{2^b - 1}, \qquad
 #    c = \mathrm{round}\!\left(\frac{x - \min x}{s}\right), \qquad
 #    \hat x = \min x + s\,c
-
-x = torch.tensor([-1.2, 0.1, 0.35, 2.1], dtype=torch.float64)
-low, step = x.min(), (x.max() - x.min()) / 15  # b = 4
-codes = ((x - low) / step).round()
-print(f"step {step:.2f}, codes {codes.int().tolist()}")
-print("back", [round(number, 2) for number in (low + step * codes).tolist()])
-assert codes.tolist() == [0.0, 6.0, 7.0, 15.0]
-assert (low + step * codes - x).abs().max() <= step / 2
-
-# %%
-# The proof is one line. The number :math:`(x - \min x)/s` lies between 0 and :math:`2^b - 1`, so the nearest whole
-# number is a code, at a distance of at most 1/2. Multiply by s:
+#
+# The number :math:`(x - \min x)/s` lies between 0 and :math:`2^b - 1`, so the nearest whole number is a code, at a
+# distance of at most 1/2. Multiply by s:
 #
 # .. math::
 #
 #    |\hat x - x| = s \left| c - \frac{x - \min x}{s} \right| \le \frac{s}{2}
 #
-# The next lines measure the distance on the keys of one layer, with one ruler for each token and head.
+# The next lines measure the distance on the keys of one block, with one ruler for each token and head.
 
 
 def read(model, codec, idx, chunk=128):
@@ -103,79 +93,38 @@ plt.show()
 # 0 is the smallest and the largest number of each group: they are marks of the ruler. So the mean square is
 # :math:`(1 - 2/N) s^2 / 12`, which the last assertion checks for N = 32.
 #
-# Groups, and two codes in a byte
-# -------------------------------
-#
-# A shorter ruler has a smaller step. The package lays one over each group of N neighbouring features of a token, and
-# for 4 bits puts two codes into a byte. Here are these steps by hand, with N = 8.
-
-groups = keys.unflatten(-1, (-1, 8))  # (B, Hkv, S, D / 8, 8)
-low = groups.amin(-1, keepdim=True)
-step = (groups.amax(-1, keepdim=True) - low) / 15
-codes = ((groups - low) / step).round().to(torch.uint8)
-packed = codes[..., 0::2] | codes[..., 1::2] << 4  # (B, Hkv, S, D / 8, 4)
-
-parts = Quantized(bits=4, group=8).encode(keys)
-for ours, theirs in zip((packed, low, step), parts, strict=True):
-    assert torch.equal(ours, theirs)
-    print(tuple(theirs.shape), theirs.dtype)
-assert torch.equal(packed & 15, codes[..., 0::2])
-assert torch.equal(packed >> 4, codes[..., 1::2])
-
-# %%
-# Codes, minimum and step are all that is kept. No group contains another token, so a token that arrives later changes
-# nothing that is there. This is the codec.
-
-print(inspect.getsource(Quantized.encode))
-print(inspect.getsource(Quantized.decode))
-
-# %%
-# The proof assumes exact numbers. Minimum and step are kept in the dtype of x, and in bfloat16 the ruler itself is
-# rounded: 255 steps that are each a little short miss the end.
-
-largest = {}
-for dtype, bits in itertools.product((torch.float32, torch.bfloat16), (8, 4)):
-    rounded, codec = keys.to(dtype), Quantized(bits)
-    codes, low, step = codec.encode(rounded)
-    error = (codec.decode([codes, low, step]).double() - rounded).abs()
-    largest[dtype, bits] = (error.unsqueeze(-2) / step).max().item()
-    print(f"{dtype} {bits} bits: largest {largest[dtype, bits]:.2f} steps")
-    slack = 4 * torch.finfo(dtype).eps * rounded.abs().amax(-1, keepdim=True)
-    assert (error <= step[..., 0].double() / 2 + slack).all()
-assert max(largest[torch.float32, bits] for bits in (8, 4)) < 0.51
-assert largest[torch.bfloat16, 8] > 0.6
-
-# %%
 # Bytes
 # -----
 #
+# A shorter ruler has a smaller step. The package lays one over each *group* of N neighbouring features of a token, and
+# for 4 bits puts two codes into a byte. No group contains another token, so a token that arrives later changes nothing
+# that is there. This is the codec:
+
+print(inspect.getsource(Quantized.encode))
+
+# %%
 # A number costs b/8 bytes for its code. The ruler of its group is two numbers of w bytes, shared by N numbers.
 #
 # .. math::
 #
 #    \text{bytes per number} = \frac{b}{8} + \frac{2w}{N}
 #
-# Here is the formula beside the bytes of a cache with D = 128. The last column says how many times smaller than the
-# exact cache it is.
+# Here is what a cache with D = 128 takes, which is what the formula says. The last column says how many times smaller
+# than the exact cache it is.
 
 per_number = {}
-print("cache      bits    N   formula  measured  smaller")
+print("cache      bits    N   bytes  smaller")
 for dtype, bits, N in itertools.product(
-    (torch.float32, torch.bfloat16), (8, 4), (8, 16, 32, 128)
+    (torch.float32, torch.bfloat16), (8, 4), (8, 32)
 ):
     k = torch.randn(1, 2, 40, 128).to(dtype)
     cache = GrowingCache(1, Quantized(bits, N))
     cache.see(torch.zeros(1, 40))
     cache[0].update(k, k)
-    w = k.element_size()
-    formula = bits / 8 + 2 * w / N
-    measured = cache.nbytes / (2 * k.numel())
-    per_number[dtype, bits, N] = measured
-    print(
-        f"{str(dtype)[6:]:9}{bits:6}{N:5}{formula:10.4f}{measured:10.4f}"
-        f"{w / measured:9.2f}"
-    )
-    assert measured == formula
+    w, taken = k.element_size(), cache.nbytes / (2 * k.numel())
+    per_number[dtype, bits, N] = taken
+    print(f"{str(dtype)[6:]:9}{bits:6}{N:5}{taken:8.3f}{w / taken:9.2f}")
+    assert taken == bits / 8 + 2 * w / N
 assert per_number[torch.float32, 4, 8] == 1.5 and 2 * 4 / 8 / 1.5 == 2 / 3
 assert per_number[torch.float32, 8, 8] == k.element_size() == 2
 
@@ -192,21 +141,17 @@ assert per_number[torch.float32, 8, 8] == k.element_size() == 2
 
 
 class RoundTrip(NoCache):
-    def __init__(self, keys, values, layers=range(8)):
-        self.keys, self.values, self.layers = keys, values, layers
-
-    def __getitem__(self, layer):
-        return self if layer in self.layers else NoCache()
+    def __init__(self, codec):
+        self.codec = codec
 
     def update(self, k, v):
-        k = self.keys.decode(self.keys.encode(k))
-        return k, self.values.decode(self.values.encode(v))
+        return [self.codec.decode(self.codec.encode(x)) for x in (k, v)]
 
 
 double = load_shipped("qwen2-docs")[0].double().eval()
 short = idx[:, :61]
 for codec in (Quantized(8, 32), Quantized(4, 16)):
-    wanted = double(short, cache=RoundTrip(codec, codec))
+    wanted = double(short, cache=RoundTrip(codec))
     rounding = (wanted - double(short)).abs().max().item()
     for chunk in (61, 17, 1):
         error = (read(double, codec, short, chunk)[0] - wanted).abs().max()
@@ -215,46 +160,16 @@ for codec in (Quantized(8, 32), Quantized(4, 16)):
     assert rounding > 1e-3
 
 # %%
-# In float32, pieces of other sizes give sums that differ in their last bits. A number that lies this close to the border
-# of two codes gets the neighbouring one, and a rounding error becomes a whole step. Test the law in float64.
-
-codec, model = Quantized(8, 32), models["qwen2-docs"]
-(at_once, a), (one_by_one, b) = (read(model, codec, short, n) for n in (61, 1))
-pairs = zip(a.keys + a.values, b.keys + b.values, strict=True)
-other = [(p.parts[0] != q.parts[0]).float().mean().item() for p, q in pairs]
-apart = (at_once - one_by_one).abs().max().item()
-print(f"{statistics.mean(other):.1e} of the codes differ, a logit {apart:.4f}")
-assert statistics.mean(other) < 0.01
-
-# %%
+# Test this law in float64. In float32, pieces of other sizes give sums that differ in their last bits. A number that
+# lies so close to the border of two codes then gets the neighbouring code, and a rounding error becomes a whole step.
+#
 # Time
 # ----
 #
-# Attention needs numbers, not codes. Each step decodes all S keys and values of each layer again: :math:`2 H_{kv} S D`
-# numbers, where the exact cache hands out a view of its buffer and copies nothing. A codec that counts shows it.
-
-
-class Counting:
-    def __init__(self, codec):
-        self.encode, self.inner, self.decoded = codec.encode, codec, 0
-
-    def decode(self, parts):
-        x = self.inner.decode(parts)
-        self.decoded += x.numel()
-        return x
-
-
-counting = Counting(Quantized(4, 32))
-read(models["qwen2-docs"], counting, idx[:1, :40], chunk=1)
-L, Hkv, S, D = 8, 2, 40, 32
-assert counting.decoded == 2 * L * Hkv * D * S * (S + 1) // 2
-buffer = caches["qwen2-docs"].keys[0]
-assert buffer.read(slice(0, 9)).data_ptr() == buffer.parts[0].data_ptr()
-print(f"{counting.decoded} numbers decoded for {S} tokens")
-
-# %%
-# Here is the time of one token in the cache and the attention of one layer, divided by that of the exact cache. The
-# three numbers are the quartiles of the ratio.
+# Attention needs numbers, not codes. Each step decodes all S keys and values of each block again: :math:`2 H_{kv} S D`
+# numbers, where the exact cache hands out a view of its buffer and copies nothing. Here is the time of one token in the
+# cache and the attention of one block, divided by that of the exact cache. The three numbers are the quartiles of the
+# ratio.
 
 
 def step_seconds(cache, q, k):
@@ -267,29 +182,28 @@ def step_seconds(cache, q, k):
 
 codecs = {"exact": EXACT}
 codecs |= {"8 bits, N 32": Quantized(8, 32), "4 bits, N 32": Quantized(4, 32)}
-for S in (256, 4096):
-    k, q = torch.randn(1, 2, S, 32), torch.randn(1, 4, 1, 32)
-    timed = {}
-    for title, codec in codecs.items():
-        timed[title] = GrowingCache(1, codec, reserve=S + 50)
-        timed[title].see(torch.zeros(1, S))
-        timed[title][0].update(k, k)
-    ratios = {title: [] for title in timed}
-    for _ in range(40):
-        seconds = {t: step_seconds(timed[t], q, k[:, :, :1]) for t in timed}
-        for title in timed:
-            ratios[title].append(seconds[title] / seconds["exact"])
-    for title in list(timed)[1:]:
-        quartiles = statistics.quantiles(ratios[title], n=4)
-        print(f"S {S:4}, {title}:", *(f"{ratio:.1f}" for ratio in quartiles))
-        assert quartiles[1] > 1.2
+k, q = torch.randn(1, 2, 4096, 32), torch.randn(1, 4, 1, 32)
+timed = {}
+for title, codec in codecs.items():
+    timed[title] = GrowingCache(1, codec, reserve=4096 + 30)
+    timed[title].see(torch.zeros(1, 4096))
+    timed[title][0].update(k, k)
+ratios = {title: [] for title in timed}
+for _ in range(25):
+    seconds = {t: step_seconds(timed[t], q, k[:, :, :1]) for t in timed}
+    for title in timed:
+        ratios[title].append(seconds[title] / seconds["exact"])
+for title in list(timed)[1:]:
+    quartiles = statistics.quantiles(ratios[title], n=4)
+    print(f"{title}:", *(f"{ratio:.1f}" for ratio in quartiles))
+    assert quartiles[1] > 1.2
 
 # %%
 # On a CPU with plain tensor operations a quantised cache saves memory and costs time. While a layer runs, its decoded
 # keys and values exist too, but only those of this layer.
 #
 # What can win time is a kernel that decodes inside attention, so that memory is read in its small form, or a larger
-# batch in the memory that was saved. KIVI reports more throughput on GPUs, with larger batches.
+# batch in the memory that was saved. KIVI (see Sources) reports more throughput on GPUs, with larger batches.
 #
 # What transformers keeps
 # -----------------------
@@ -298,9 +212,6 @@ for S in (256, 4096):
 # rounding comes from a backend. Three things differ from this page: the first pass sees its own keys exactly; of later
 # tokens, up to ``residual_length`` stay exact; when there are more, everything is encoded again. Here our codec is the
 # backend of one layer.
-
-import transformers
-from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 
 class TheirLayer(QuantizedLayer):
@@ -332,6 +243,118 @@ for chunks in ([40], [8, 32], [8] + 32 * [1]):
 # A pass over a whole prompt sees exact keys, which is more accurate. The price is the law: what a query sees depends on
 # how the text was divided.
 #
+# From the cache to the text
+# --------------------------
+#
+# Each line of the table is a cache through which a model reads the held-out text: the bytes of a token; the root mean
+# square by which the logits move; the divergence KL(exact, quantised) in nats, by which the loss would rise on average
+# if the exact model had written the text; the measured rise of the loss; and the share of the tokens at which greedy
+# decoding would choose another one.
+
+
+class Bfloat16:
+    def encode(self, x):
+        return [x.bfloat16()]
+
+    def decode(self, parts):
+        return parts[0].float()
+
+
+codecs = {"exact": EXACT, "bfloat16": Bfloat16()}
+for bits, N in ((8, 8), (8, 16), (8, 32), (4, 8), (4, 32)):
+    codecs[f"{bits} bits, N {N}"] = Quantized(bits, N)
+results = {}
+for name, model in models.items():
+    print(f"{name:14}{'bytes':>6}{'rms':>9}{'KL':>10}{'rise':>9}  changed")
+    for title, codec in codecs.items():
+        logits, cache = read(model, codec, idx[:4])
+        log_p = logits.log_softmax(-1)  # (B, T, V)
+        loss = -log_p.gather(-1, targets[:4, :, None])  # (B, T, 1)
+        if title == "exact":
+            exact, exact_p, exact_loss = logits, log_p, loss
+        size = cache.nbytes // idx[:4].numel()
+        rms = (logits - exact).pow(2).mean().sqrt().item()
+        kl = (exact_p.exp() * (exact_p - log_p)).sum(-1).mean().item()
+        rise = (loss - exact_loss).mean().item()
+        changed = exact.argmax(-1) != logits.argmax(-1)  # (B, T)
+        share = changed.float().mean().item()
+        results[name, title] = size, rms, kl, rise, share
+        line = f"  {title:12}{size:6}{rms:9.4f}{kl:10.1e}{rise:+9.4f}"
+        print(line + f"{share:9.1%}")
+        best = exact.topk(2, dim=-1).values  # (B, T, 2)
+        margin, moved = best[..., 0] - best[..., 1], (logits - exact).abs()
+        assert (margin <= 2 * moved.amax(-1) + 1e-4)[changed].all()
+
+for name in models:
+    of = {title: results[name, title] for title in codecs}
+    for N in (8, 32):
+        ratio = of[f"4 bits, N {N}"][1] / of[f"8 bits, N {N}"][1]
+        assert abs(ratio / 17 - 1) < 0.25
+        assert abs(of[f"8 bits, N {N}"][3]) < 0.003
+        assert abs(of[f"4 bits, N {N}"][3]) < 0.05
+    assert of["bfloat16"][0] == of["8 bits, N 8"][0]
+    assert of["bfloat16"][1] < of["8 bits, N 8"][1]
+    assert of["8 bits, N 16"][0] == of["4 bits, N 8"][0]
+    assert 4 * of["8 bits, N 16"][1] < of["4 bits, N 8"][1]
+    assert of["8 bits, N 32"][4] < 0.03 and of["4 bits, N 32"][4] < 0.15
+
+# %%
+# From 8 to 4 bits the step grows by 255/15 = 17, and so does the error of the logits, roughly. For its bytes, bfloat16
+# beats 8 bits with N = 8; 8 bits with N = 16 beat 4 bits with N = 8, at the same size, by more than a factor of 4. The
+# loss hardly moves, and is a noisy measure: logits and divergence tell caches apart that the loss does not.
+#
+# Greedy decoding reads only which logit is the largest. If no logit moves by more than e, the choice can change only
+# where the best two were within 2e of each other: the first falls by at most e, the second rises by at most e. The last
+# assertion in the loop checks it. One changed token is enough, and what follows is another text. So a different text is
+# no sign of damage, and an equal text is no test.
+#
+# Large channels
+# --------------
+#
+# KIVI reports that in large models a few fixed channels of the keys are much larger than all others. A ruler over the
+# features of a token then serves these few. Is that so here? The first number is the largest channel, divided by the
+# median one, in the worst block.
+#
+# KIVI's remedy is a ruler over *one channel of several tokens*. The same codec does it on the transposed tensor. Its
+# error is printed as a share of ours, at the same bytes (4 bits, 32 numbers in a group); then again, with the tokens
+# shuffled before they are grouped.
+
+codec = Quantized(4, 32)
+
+
+def rms_error(x):
+    return (codec.decode(codec.encode(x)) - x).pow(2).mean().sqrt().item()
+
+
+order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+gain = {}
+print(f"{'':18}largest   channel   shuffled")
+for (name, cache), part in itertools.product(caches.items(), (0, 1)):
+    of = [cache.contents(layer)[part] for layer in range(8)]
+    sizes = [x.abs().amax((0, 2)).flatten() for x in of]  # (Hkv * D,)
+    spread = max((size.max() / size.median()).item() for size in sizes)
+    per_token = [rms_error(x) for x in of]
+    channel = [rms_error(x.mT) / e for x, e in zip(of, per_token)]
+    mixed = [rms_error(x[:, :, order].mT) / e for x, e in zip(of, per_token)]
+    label = ("keys", "values")[part]
+    gain[name, label] = 1 - statistics.mean(channel), 1 - statistics.mean(mixed)
+    print(f"{name:11}{label:7}{spread:7.1f}", end="")
+    print(f"{statistics.mean(channel):10.2f}{statistics.mean(mixed):11.2f}")
+    assert spread < 4
+
+for name in models:
+    assert gain[name, "keys"][0] > 2 * gain[name, "values"][0]
+    assert gain[name, "keys"][1] < 0.75 * gain[name, "keys"][0]
+
+# %%
+# No channel is four times as large as the median one. Two small models say nothing about large ones; they only show
+# that you have to look.
+#
+# The remedy helps here for another reason. Rulers along a channel make the error of the keys smaller, and help the values
+# less than half as much. But more than a quarter of the gain goes when the tokens are shuffled: in a channel, the keys of
+# *neighbouring* tokens are alike. The price is that a group is complete only after 32 tokens, so KIVI keeps the recent
+# ones in full precision. The package's groups stay within a token and need no such window.
+#
 # Bug museum
 # ----------
 #
@@ -355,9 +378,11 @@ class OneScale:
         return parts[0] * parts[1]
 
 
-both = {"one scale": OneScale(), "the package": Quantized(8)}
-for title, codec in both.items():
-    trip = RoundTrip(codec, codec)
+for title, codec in {
+    "one scale": OneScale(),
+    "the package": Quantized(8),
+}.items():
+    trip = RoundTrip(codec)
     wanted = double(idx[:1, :64], cache=trip)[0]
     ways = {
         "with the text after it": double(idx[:1], cache=trip)[0, :64],
@@ -370,23 +395,9 @@ for title, codec in both.items():
         assert (change < 1e-9) == (title == "the package")
 
 # %%
-# The largest number may be in a later token or in another row, and the more text there is, the longer the ruler. This is
-# the error of the first 8 keys of layer 4 as text is added after them.
-
-long = caches["gpt2-docs"].contents(4)[0].double()
-grown = {}
-for title, codec in both.items():
-    for S in (8, 64, 256):
-        back = codec.decode(codec.encode(long[:, :, :S]))
-        error = (back - long[:, :, :S])[:, :, :8].pow(2).mean().sqrt().item()
-        grown[title, S] = error
-    print(f"{title:12}", *(f"{grown[title, S]:.4f}" for S in (8, 64, 256)))
-assert grown["one scale", 256] > 1.1 * grown["one scale", 8]
-assert grown["the package", 256] == grown["the package", 8]
-
-# %%
-# The fixed line takes the range over the features of one token, ``x.amax(dim=-1, keepdim=True)``. The check is the
-# law: however the text is cut, the logits are the same, and so they are in any batch.
+# The largest number may be in a later token or in another row, and the more text there is, the longer the ruler. The
+# fixed line takes the range over the features of one token, ``x.amax(dim=-1, keepdim=True)``. The check is the law:
+# however the text is cut, the logits are the same, and so they are in any batch.
 #
 # The dtype of another tensor
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -422,10 +433,12 @@ assert cache.length == 40 and cache.contents(0)[0].dtype == torch.float32
 # Exercises
 # ---------
 #
-# 1. *Medium.* Write a codec that keeps minimum and step of a float32 cache in float16. A right answer shows the bytes
+# 1. *Easy.* Keep the first token of each row exactly and round the others to 4 bits. How much smaller is the error of
+#    the logits? Hint: change ``RoundTrip.update``. A right answer measures both models, and compares with token 100.
+# 2. *Medium.* Write a codec that keeps minimum and step of a float32 cache in float16. A right answer shows the bytes
 #    by formula and measured, that the law still holds, and that the error bound needs a new term. Hint: compute the
 #    codes with the rounded step.
-# 2. *Hard.* Build KIVI's cache for keys: groups of 32 tokens in each channel, and the tokens of an incomplete group
+# 3. *Hard.* Build KIVI's cache for keys: groups of 32 tokens in each channel, and the tokens of an incomplete group
 #    kept exactly. Which model does it equal, for pieces of one token? A right answer shows where the law of this page
 #    fails and states the one that holds. Hint: what a query sees of a key depends on the tokens between them.
 #
@@ -433,14 +446,17 @@ assert cache.length == 40 and cache.contents(0)[0].dtype == torch.float32
 # -------
 #
 # * A number becomes a code on a ruler; it moves by at most half a step, and a number costs :math:`b/8 + 2w/N` bytes.
-#   With 4 bits and N = 32, the caches of two float32 models shrink to 0.75 bytes a number, 5.33 times smaller.
-# * A quantised cache equals the model with rounded keys and values to 1e-9 in float64, in pieces of any size.
-# * Every step decodes all that is held. On this path a quantised cache is slower than an exact one.
+#   With 4 bits and N = 32, a float32 cache shrinks to 0.75 bytes a number, 5.33 times smaller.
+# * A quantised cache equals the model with rounded keys and values to 1e-9 in float64, in pieces of any size. Every step
+#   decodes all that is held, so on this path it is slower than an exact one.
+# * From 8 to 4 bits the error of the logits grows about 17 times. Greedy text changes only where the best two logits
+#   are within twice the error; after that it is another text.
 #
 # Sources
 # -------
 #
 # * Liu et al.: `KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache <https://arxiv.org/abs/2402.02750>`_, 2024. Keys by channel, values by token.
+# * Hooper et al.: `KVQuant <https://arxiv.org/abs/2401.18079>`_, 2024. Keys before their rotation, and uneven marks.
 # * Hugging Face: `KV cache strategies <https://huggingface.co/docs/transformers/kv_cache>`_, and `the post on their quantised cache <https://huggingface.co/blog/kv-cache-quantization>`_, 2024.
 
 import platform

@@ -94,7 +94,8 @@ assert seen[0] != alone[0]
 drawings.versions({"alone": alone, "padded on the left": seen})
 
 # %%
-# We read the right column now. But its query sees six tokens that are not in the prompt: to the model, padding is text.
+# No, not even the first token. The program reads the right column now, but its query sees six tokens that are not in
+# the prompt: to the model, padding is text.
 #
 # Hide the padding
 # ----------------
@@ -125,8 +126,9 @@ for name, each in models.items():
 
 # %%
 # Only Qwen2. Its `rotation <../2_qwen2/2_rope.ipynb>`_ tells attention the *distance* between two tokens, and all
-# distances in the row are right. GPT-2 adds the row of position 6 instead of that of position 0. This is the
-# mistake of the `prompt that changed in a batch <../1_gpt2/3_who_sees_whom.ipynb>`_.
+# distances in the row are right. GPT-2 adds the row of position 6 instead of that of position 0.
+#
+# This is the mistake of the `prompt that changed in a batch <../1_gpt2/3_who_sees_whom.ipynb>`_.
 #
 # Count real tokens
 # -----------------
@@ -221,8 +223,10 @@ assert forgot[:2] == alone[:2] and forgot != alone[:4]
 drawings.versions({"alone": alone[:4], "mask forgotten": forgot})
 
 # %%
-# The first token is right, so a test that generates one token passes. The keys of the padding are still in the cache,
-# and every later query sees them. Here the second token is right as well, by luck.
+# The second or a later one. The first token is right, because the padding was hidden when the prompts were read. But
+# its keys are still in the cache, and every later query sees them.
+#
+# So a test that generates one token passes. Here the second token is right as well, by luck.
 #
 # What is left
 # ------------
@@ -233,9 +237,8 @@ drawings.versions({"alone": alone[:4], "mask forgotten": forgot})
 # And padding costs time: the model computes it like everything else. A row that has finished waits for the others, too.
 # `Continuous batching <../6_generation/3_continuous_batching.ipynb>`_ puts a new prompt in its place.
 #
-# `Seven ways to get padding wrong <4a_padding_mistakes.ipynb>`_ measures each mistake alone, and
-# `a batch equals its rows <4b_rows_of_a_batch_in_depth.ipynb>`_ tests the law with padding anywhere, in every kind of
-# cache, and beside ``transformers``.
+# `Seven ways to get padding wrong <4a_padding_mistakes.ipynb>`_ measures each mistake alone, compares with
+# ``transformers``, and shows what rounding can still change.
 #
 # Exercises
 # ---------

@@ -1,19 +1,20 @@
 r"""
-Seven ways to get padding wrong
-===============================
+Seven ways to get padding wrong, in depth
+=========================================
 
 The lesson on `batches of unequal prompts <4_padded_batches.ipynb>`_ fixes a program in three steps. Which mistakes are
 there, what does each of them do alone, and which test sees it? This page plants seven of them, one at a time, in a
-program that is right. Two leave the first token right, and one is outside the model.
+program that is right. Two leave the first token right, and one is outside the model. At the end: what can rounding
+still change, when nothing is wrong?
 
-A program that fails
---------------------
+A program that is right
+-----------------------
 
-Each of three prompts begins a document, as the end-of-text token in front says. They have 7, 5 and 47 tokens.
+The functions of the package pad on the left, and give each token a position in its own row: -1 for padding.
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["padding_side", "pad_token = eos_token", "repetition_penalty", "batch size changes output", "garbage output in batch"]
+# sphinx_gallery_words = ["padding_side", "pad_token = eos_token", "repetition_penalty", "batch size changes output", "garbage output in batch", "left or right padding", "batch invariance", "bfloat16 batch differs", "ragged batch"]
 import copy
 from functools import partial
 
@@ -21,56 +22,30 @@ import matplotlib.pyplot as plt
 import torch
 import transformers
 
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.attention.visibility import PADDING
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.folders import PRETRAINED
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.instruments.plot import COLOURS, figure, printable
+from lm_from_scratch.generation.generate import (
+    Chooser,
+    complete,
+    decode,
+    generate,
+    prefill,
+)
+from lm_from_scratch.generation.sampling import GREEDY, Sampler
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.models.randomize import randomize_
+from lm_from_scratch.text.batch import padded_batch
 
 torch.set_grad_enabled(False)
 transformers.utils.logging.disable_progress_bar()
 model, tokenizer = load_shipped()
 end = tokenizer.eos_token_id
-three = [
-    "Return the number of items in",
-    "The default value is",
-    "If the file does not exist, this method raises an error. Otherwise it "
-    "opens the file, reads all of its lines, and returns them as a list of "
-    "strings, in the order in which they stand in the",
-]
-three = [[end, *tokenizer.encode(text)] for text in three]
-assert [len(prompt) for prompt in three] == [7, 5, 47]
-
-# %%
-# The program pads on the right with the end-of-text token, gives no positions and no mask, and always reads the last
-# column. For one prompt alone, all of this is right.
-
-
-def naive(prompts, n):
-    T = max(len(prompt) for prompt in prompts)
-    idx = torch.tensor([p + [end] * (T - len(p)) for p in prompts])
-    for _ in range(n):
-        best = model(idx)[:, -1].argmax(-1, keepdim=True)
-        idx = torch.cat([idx, best], dim=1)
-    return idx[:, T:].tolist()
-
-
-said = [naive(three[:rows], 12)[0] for rows in (1, 2, 3)]
-print("what row 0 says next")
-for rows, ids in zip((1, 2, 3), said):
-    print(f"in a batch of {rows}:", printable(tokenizer.decode(ids)))
-assert said[0] == said[1] != said[2]
-
-# %%
-# The second prompt is shorter than the first, so row 0 gets no padding, and its text stays the same. When the long
-# prompt joins, row 0 says something else.
-#
-# A program that is right
-# -----------------------
-#
-# With the functions of the package, row 0 keeps its text. They pad on the left, and give each token a position in its
-# own row: -1 for padding.
-
-from lm_from_scratch.text.batch import padded_batch
-
 batch = padded_batch([[11, 12], [21, 22, 23, 24]], pad_token_id=0, side="left")
 print(batch.idx)
 print(batch.positions)
@@ -78,15 +53,6 @@ print(batch.positions)
 # %%
 # Here are `prefill and decode <1_why_cache.ipynb>`_ in a form in which mistakes can be planted: ``read`` is prefill, and
 # returns the logits (B, V) of the last column; ``speak`` calls it and goes on, one token for each row.
-
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.generation.generate import (
-    complete,
-    decode,
-    generate,
-    prefill,
-)
-from lm_from_scratch.generation.sampling import GREEDY
 
 
 def read(model, prompts, place=lambda batch: batch.positions):
@@ -109,9 +75,10 @@ def speak(model, start, prompts, n, choose=lambda logits: logits.argmax(-1)):
     return torch.stack(said, 1), torch.stack(scores, 1)  # (B, n), (B, n, V)
 
 
-ours, _ = speak(model, read, three, 12)
-assert ours.tolist() == complete(generate(model, three, 12, GREEDY))
-assert ours[0].tolist() == said[0]
+prompts = ["Raise an", "The default value is", "If the file does not exist, an"]
+prompts = [tokenizer.start(text) for text in prompts]
+said, _ = speak(model, read, prompts, 12)
+assert said.tolist() == complete(generate(model, prompts, 12, GREEDY))
 
 # %%
 # Six causes in the model
@@ -120,9 +87,6 @@ assert ours[0].tolist() == said[0]
 # Three causes are wrong positions for the prompts. Padding may be **attended**, like any token: the position of each is
 # its column. Or it is hidden but **counted**, so that a text still starts at its column instead of 0. Or it is **masked
 # by id**, and the text contains that id too: with end-of-text as padding, every document loses its first token.
-
-from lm_from_scratch.attention.masks import positions_from_mask
-from lm_from_scratch.attention.visibility import PADDING
 
 
 def attended(batch):
@@ -184,11 +148,6 @@ starts = {
 # enough to show every mistake. All runs are fed the same tokens. The reference is each row alone, without padding and
 # without a cache.
 
-from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.models.gpt2 import GPT2Config
-from lm_from_scratch.models.qwen2 import Qwen2Config
-from lm_from_scratch.models.randomize import randomize_
-
 
 def random_model(config):
     model = build(config).eval()
@@ -248,26 +207,24 @@ assert max(max(pair) for pair in errors["correct"]) < 1e-12
 
 # %%
 # The second measurement is on the two shipped models: the share of greedy tokens that change. Texts that the model
-# wrote itself are cut after 3 to 24 tokens, and sixteen such prompts are one batch. Only rows with padding count. The
-# models run in float64, so that rounding plays no part.
-
-from lm_from_scratch.generation.sampling import Sampler
+# wrote itself are cut after 3 to 24 tokens, and ten such prompts are one batch. Only rows with padding count. The models
+# run in float64, so that rounding plays no part.
 
 shipped = {"GPT-2": model, "Qwen2": load_shipped("qwen2-docs")[0]}
 exact = {name: copy.deepcopy(m).double() for name, m in shipped.items()}
 sampler = Sampler(top_p=0.95)
-texts = generate(model, [[end]], 60, sampler, num_return_sequences=40)
+texts = generate(model, [[end]], 60, sampler, num_return_sequences=24)
 texts = complete(texts)
-cuts = torch.randint(3, 25, (40,), generator=generator).tolist()
-prompts = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:16]
+cuts = torch.randint(3, 25, (24,), generator=generator).tolist()
+prompts = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:10]
 padded = [len(p) < max(len(p) for p in prompts) for p in prompts]
 
 changed = {}
 for kind, m in exact.items():
-    alone = [complete(generate(m, [p], 12, GREEDY))[0] for p in prompts]
+    alone = [complete(generate(m, [p], 10, GREEDY))[0] for p in prompts]
     alone = torch.tensor(alone)[padded]
     for name, start in starts.items():
-        tokens, _ = speak(m, start, prompts, 12)
+        tokens, _ = speak(m, start, prompts, 10)
         changed[name, kind] = (tokens[padded] != alone).double().mean().item()
 
 _, (ax,) = figure(6.4, 3.8)
@@ -303,10 +260,8 @@ for (name, kind), share in changed.items():
 # padding there. With end-of-text as padding, the *end of the text* becomes unlikely. The next prompts have no
 # end-of-text in front, so that they hold none of their own.
 
-from lm_from_scratch.generation.generate import Chooser
-
 middle = [text[:cut] for text, cut in zip(texts, cuts)]
-middle = [prompt for prompt in middle if end not in prompt][:16]
+middle = [prompt for prompt in middle if end not in prompt][:10]
 penalty = Sampler(temperature=0.0, repetition_penalty=1.3)
 with_padding = padded_batch(middle, pad_token_id=end, side="left").idx.tolist()
 
@@ -320,7 +275,7 @@ for kind, m in exact.items():
     said = []
     for rows in (middle, with_padding):  # what the penalty looks at
         choose = Chooser(rows, penalty)
-        said.append(until_end(speak(m, read, middle, 40, choose)[0]))
+        said.append(until_end(speak(m, read, middle, 30, choose)[0]))
     longer = sum(len(b) > len(a) for a, b in zip(*said))
     print(f"{kind}: {longer} of {len(middle)} texts go on after their end")
     assert longer >= 2
@@ -329,6 +284,38 @@ for kind, m in exact.items():
 # %%
 # Up to the place where they should have ended, the texts are the same. In the package the penalty is given the prompts
 # themselves, and no padding is among them.
+#
+# What rounding can still change
+# ------------------------------
+#
+# A larger matrix product may add its terms in another order, and then the errors of batch and row differ. Where two
+# tokens are nearly equally likely, that can decide. Qwen2 writes 16 greedy texts of 12 tokens. How many differ between
+# *batch* and row alone, and how many differ between the row alone in this *dtype* and in float64? The *gap* is how far
+# apart the two best logits are at the first difference between batch and row, and *median* is that of all steps.
+
+many = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:16]
+truth, _ = speak(exact["Qwen2"], read, many, 12)
+print(f"{'':8}{'batch':>8}{'dtype':>8}{'largest gap':>14}{'median':>9}")
+for dtype in (torch.float32, torch.bfloat16):
+    m = copy.deepcopy(shipped["Qwen2"]).to(dtype)
+    together, _ = speak(m, read, many, 12)
+    alone = [speak(m, read, [prompt], 12) for prompt in many]
+    said = torch.cat([tokens for tokens, _ in alone])
+    best = torch.cat([logits for _, logits in alone]).topk(2).values
+    gap = (best[..., 0] - best[..., 1]).float()  # (B, n)
+    other = said != together
+    rows = other.any(1)
+    ties = gap[rows, other.long().argmax(1)[rows]]  # at the first difference
+    largest = f"{ties.max():.3f}" if len(ties) else "-"
+    rounded = (said != truth).any(1).sum()
+    name = str(dtype).removeprefix("torch.")
+    print(f"{name:8}{len(ties):8}{rounded:8}{largest:>14}{gap.median():9.2f}")
+    assert ties.le(gap.median() / 3).all() and len(ties) < 8
+
+# %%
+# Every text that changed did so at a near tie, whose gap is less than a third of the median. Rounding to bfloat16
+# changes texts without any batch. If a batch in bfloat16 says something else than a row alone, compare in float64
+# before you look for a mistake in the mask.
 #
 # Bug museum
 # ----------
@@ -341,25 +328,29 @@ for kind, m in exact.items():
 # logits. (G5)
 
 load = transformers.AutoModelForCausalLM.from_pretrained
-twins = {}
+theirs = {}
 for kind, name in {"GPT-2": "gpt2-docs", "Qwen2": "qwen2-docs"}.items():
-    twins[kind] = load(PRETRAINED / name, dtype=torch.float32).eval()
+    theirs[kind] = load(PRETRAINED / name, dtype=torch.float32).eval()
 
 batch = padded_batch(prompts, end, side="left")
 given = dict(attention_mask=(batch.positions >= 0).long())
 short = batch.positions[:, 0] < 0
 places = dict(position_ids=batch.positions.clamp(min=0))
 print(f"{'':8}{'mask alone':>12}{'with position_ids':>20}")
-for kind, twin in twins.items():
+options = dict(do_sample=False, pad_token_id=end, max_new_tokens=10)
+for kind, library in theirs.items():
     truth = exact[kind](batch.idx, positions=batch.positions)[short, -1]
-    wrong = (twin(batch.idx, **given).logits[short, -1] - truth).abs().max()
-    fixed = twin(batch.idx, **given, **places).logits[short, -1] - truth
+    wrong = (library(batch.idx, **given).logits[short, -1] - truth).abs().max()
+    fixed = library(batch.idx, **given, **places).logits[short, -1] - truth
     print(f"{kind:8}{wrong:12.0e}{fixed.abs().max():20.0e}")
     assert fixed.abs().max() < 1e-3
     assert wrong > 1 if kind == "GPT-2" else wrong < 1e-3
+    texts_ = library.generate(batch.idx, **given, **options, eos_token_id=None)
+    ours = complete(generate(shipped[kind], prompts, 10, GREEDY))
+    assert texts_[:, batch.idx.shape[1] :].tolist() == ours
 
 # %%
-# The fixed line passes ``position_ids``. The check that finds the mistake is a padded row against the same row alone,
+# The fixed line passes ``position_ids``; ``generate`` does it itself, and writes the same tokens as ours. The check that finds the mistake is a padded row against the same row alone,
 # in a model with learned positions; Qwen2 lets it pass.
 #
 # The penalty of row 0
@@ -376,11 +367,11 @@ class PenaltyOfRow0(Sampler):
 
 wrong_rule = PenaltyOfRow0(temperature=0.0, repetition_penalty=1.3)
 for rows in (prompts, prompts[::-1]):
-    wrong = complete(generate(exact["GPT-2"], rows, 20, wrong_rule))
-    right = complete(generate(exact["GPT-2"], rows, 20, penalty))
+    wrong = complete(generate(exact["GPT-2"], rows, 16, wrong_rule))
+    right = complete(generate(exact["GPT-2"], rows, 16, penalty))
     same = [a == b for a, b in zip(wrong, right)]
-    print(f"row 0 right: {same[0]}, wrong rows: {same.count(False)} of 16")
-    assert same[0] and same.count(False) >= 8
+    print(f"row 0 right: {same[0]}, wrong rows: {same.count(False)} of 10")
+    assert same[0] and same.count(False) >= 5
 
 # %%
 # Row 0 is right in either order, and at least half of all rows are wrong. The fixed line is ``seen``: one row of marks
@@ -396,17 +387,19 @@ for rows in (prompts, prompts[::-1]):
 # Summary
 # -------
 #
-# * A short row changed its text when a long one joined. In GPT-2, six planted causes and one in the penalty each did
-#   that alone; two of the six left the first token right.
+# * In GPT-2, six planted causes and one in the penalty each changed the texts of short rows; two of the six left the
+#   first token right.
 # * Counting the padding moved a logit of GPT-2 by more than 1, and those of Qwen2 by rounding alone. Two counts in one
 #   row moved both.
-# * The forward pass of GPT-2 in ``transformers`` needs ``position_ids``.
+# * The forward pass of GPT-2 in ``transformers`` needs ``position_ids``; its ``generate`` makes them.
+# * Rounding can flip near ties. All texts that changed between batch and row did so at one.
 #
 # Sources
 # -------
 #
 # Each of these threads is about one of the causes:
 #
+# * rounding: `logits differ in a batch in bfloat16 <https://github.com/huggingface/transformers/issues/26869>`_.
 # * counted, G5: `logits of generate and of forward differ <https://github.com/huggingface/transformers/issues/18388>`_.
 # * attended, and the pad column: `a mask for inference <https://github.com/karpathy/nanoGPT/issues/253>`_, in nanoGPT.
 # * first pass only: `the mask in all decoding steps <https://github.com/OpenNMT/OpenNMT-py/pull/2532>`_, in OpenNMT-py.
