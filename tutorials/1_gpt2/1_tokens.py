@@ -66,7 +66,7 @@ known = set(words(text))
 print(f"{len(words(text)):,} words, {len(known):,} of them different")
 
 # %%
-# **Predict first.** How many of the words in the documents that we kept aside are new?
+# **Predict first.** How many words of the documents that we kept aside are new?
 #
 # * None: it is the same manual.
 # * About 1 in 1,000
@@ -79,9 +79,8 @@ print([word for word in new if word.isalpha()][:5])
 assert len(new) / len(words(new_text)) > 0.05
 
 # %%
-# More than one word in twenty is new, although both texts are parts of one manual. There is always
-# another name, another number, another typing error. A model of words can neither read nor write
-# them.
+# More than 1 in 20, although both texts are parts of one manual. There is always another name,
+# another number, another typing error. A model of words can neither read nor write them.
 #
 # Tokens lie in between: a text is nearly as short as in words, and nothing is ever unknown.
 
@@ -154,14 +153,15 @@ assert pairs["e", "s"] == 6 + 3 == pairs["s", "t"]
 assert (pairs["w", "e"], pairs["l", "o"]) == (2 + 6, 5 + 2)
 
 # %%
-# The pair *es* occurs 9 times: 6 times in *newest* and 3 times in *widest*. So ``es`` becomes a
-# piece. (The pair *st* is as frequent. A tie goes to the pair found first.)
+# e and s: the pair occurs 9 times, 6 times in *newest* and 3 times in *widest*. So ``es`` becomes a
+# piece. (The pair *st* is as frequent. A tie goes to the pair that comes first in the alphabet; in
+# real tokenizers, and in this week's exercise, to the smaller ids.)
 #
 # Learning is a loop
 # ------------------
 #
 # Now do it again, and again. ``merge_pair`` glues one pair in one word. New pieces can be glued, too,
-# so they grow. The list of merges, in their order, *is* the tokenizer.
+# so they grow. The list of merges, in the order in which they were learned, *is* the tokenizer.
 
 from lm_from_scratch.text.tokenizer import count_pairs, merge_pair
 
@@ -169,7 +169,7 @@ language = {tuple(word): count for word, count in counts.items()}
 merges = []
 for _ in range(10):
     pairs = count_pairs(language)  # as above
-    best = max(pairs, key=pairs.get)
+    best = min(pairs, key=lambda pair: (-pairs[pair], pair))
     language = {merge_pair(w, best): n for w, n in language.items()}
     merges.append(best)
 
@@ -206,7 +206,7 @@ assert pieces == ("low", "est")
 drawings.merges(rows, names)
 
 # %%
-# Two: ``low`` and ``est``. Each row of the drawing is one merge. The word is new, but its parts are
+# 2: ``low`` and ``est``. Each row of the drawing is one merge. The word is new, but its parts are
 # not. In the worst case, a tokenizer spells a word letter by letter.
 #
 # The tokenizer in the first picture was made the same way, from the documentation of Python, with
@@ -232,7 +232,7 @@ assert tokenizer.vocab_size == 3839 + 256 + 1
 
 # %%
 # The first line shows the three bytes of 这, written with the digits 0 to f. The next two show how a
-# tokenizer's file, ``vocab.json``, lists such tokens: ``è¿Ļ`` for 这 and ``Ġis`` for " is". A text
+# tokenizer's file, ``vocab.json``, lists such tokens: ``è¿Ļ`` for 这 and ``Ġis`` for ``␣is``. A text
 # file cannot hold raw bytes, so each is written as some printable character. Nothing is broken:
 # ``tokenizer.decode`` gives the real text.
 #
@@ -313,12 +313,12 @@ assert "value" not in tokenizer.pieces(best)
 # ---------
 #
 # 1. Put your own name, your address and a line of your favourite language into the first picture.
-#    Which parts are single tokens? A right answer says what the documents had to contain for that.
+#    Which parts are single tokens? A good answer says what the documents had to contain for that.
 # 2. Find the longest token of the shipped tokenizer that is made of letters only, and the longest
-#    of all. Hint: ``tokenizer.pieces([i])[0]`` for every id. A right answer explains from the
+#    of all. Hint: ``tokenizer.pieces([i])[0]`` for every id. A good answer explains from the
 #    longest one what a page of Python's documentation looks like.
 # 3. Add the word "slow", 4 times, to the tiny language. Work out on paper which pair is merged
-#    first now, then run the loop. A right answer says how many tokens "slowest" becomes after ten
+#    first now, then run the loop. A good answer says how many tokens "slowest" becomes after ten
 #    merges.
 #
 # Summary

@@ -137,7 +137,7 @@ assert by_hand == learn_merges(toy, 4)
 
 # %%
 # For the fifth merge three pairs are equally frequent. Any rule will do, as long as everybody follows the
-# same one. The lesson takes the pair that it finds first. The package and the library give each piece
+# same one. The lesson takes the pair that comes first in the alphabet. The package and the library give each piece
 # an id when it first appears, letters in alphabetical order, and take the pair with the smaller ids.
 # So the result does not depend on the order of the words.
 

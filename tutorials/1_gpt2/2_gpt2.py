@@ -40,8 +40,8 @@ drawings.gpt2_blocks(
 # A sentence becomes ids
 # ----------------------
 #
-# With a token in front that separates documents, the text has T = 9 tokens. Their ids go into a *tensor*, PyTorch's
-# array of numbers. A comment says its shape: ``(T,)`` is a row of T numbers, ``(T, C)`` a table with T rows and C
+# With ``<|endoftext|>`` in front, the token that starts a document, the text has T = 9 tokens. Their ids go into a *tensor*,
+# PyTorch's array of numbers. A comment says its shape: ``(T,)`` is a row of T numbers, ``(T, C)`` a table with T rows and C
 # columns.
 
 text = "If the file does not exist, an"
@@ -68,7 +68,8 @@ print(f"{len(w)} tensors, V = {V}, C = {C}")
 # row, and from now on this row, a *vector*, represents the token.
 #
 # Think of a vector as an arrow. Tokens that are used alike have rows that point in similar directions, and
-# ``cosine_similarity`` compares directions: 1 is the same, 0 a right angle. These tokens are nearest to ``" file"``:
+# ``cosine_similarity`` compares directions: 1 is the same, 0 a right angle. These tokens are nearest to ``␣file`` (``␣`` is
+# a space):
 
 file = w["wte.weight"][ids[3]]
 similar = F.cosine_similarity(w["wte.weight"], file)  # (V,)
@@ -96,7 +97,7 @@ assert round(100 * tables / total) == 26
 assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 
 # %%
-# A quarter, nearly all of it in the table of tokens. In the smallest GPT-2 that OpenAI published, the two tables have
+# About 26 %, nearly all of it in the table of tokens. In the smallest GPT-2 that OpenAI published, the two tables have
 # 32 %.
 #
 # LayerNorm
@@ -147,7 +148,7 @@ def attention(h, i):  # of block i
 
 # %%
 # Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 5. Among the words, the
-# strongest line says: ``" not"`` takes 97 % of its mean from ``" does"``.
+# strongest line says: ``␣not`` takes 97 % of its mean from ``␣does``.
 
 from lm_from_scratch.instruments.plot import attention_maps
 
@@ -235,8 +236,10 @@ logits = score(stream[-1])
 print(tuple(logits.shape))
 
 # %%
-# Each of the nine tokens guesses the one after it, so there are 9 rows of scores. Training uses them all. To continue
-# the text we need the last row. ``softmax`` turns its scores into probabilities: positive, with the sum 1.
+# (9, 4096): each of the nine tokens guesses the one after it, so there are 9 rows of scores.
+#
+# Training uses all rows. To continue the text we need the last one. ``softmax`` turns its scores into probabilities:
+# positive, with the sum 1.
 
 
 def show_top(logits, n=5):
@@ -248,8 +251,8 @@ def show_top(logits, n=5):
 show_top(logits)
 
 # %%
-# *If the file does not exist, an exception …* The model has learned how documentation goes on. ``" error"`` is almost as
-# likely.
+# *If the file does not exist, an exception …* The model has learned how documentation goes on. ``␣error`` is almost as
+# likely. (The tour gives ``␣exception`` more than twice as much for the same text. It shows another model, a Qwen2.)
 #
 # Here is the best guess before the first block (0) and after each block. ``↵`` is
 # the end of a line.
@@ -275,8 +278,8 @@ assert words[0] == " an" and shares[0] > 95
 assert words[1] == " integer" and words[-3:] == ["\n"] + 2 * [" exception"]
 
 # %%
-# Before any block, the vector says only ``" an"``. One block later it guesses what often follows this word. Only the
-# last two blocks make it ``" exception"``.
+# Before any block, the vector says only ``␣an``. One block later it guesses what often follows this word. Only the
+# last two blocks make it ``␣exception``.
 #
 # **Predict first.** What happens to the guess if we leave out the positions, ``wpe``?
 #
@@ -289,8 +292,8 @@ without = score(run_blocks(w["wte.weight"][ids])[-1])
 show_top(without)
 
 # %%
-# Now the end of a line is the best guess. Every block was trained on the sum of a token's row and a place's row, and
-# has never met one without the other.
+# Another token, the end of a line, becomes the best guess. Every block was trained on the sum of a token's row and a
+# place's row, and has never met one without the other.
 #
 # The whole model
 # ---------------
@@ -350,9 +353,9 @@ assert tokenizer.pieces(
 #
 # 1. *Easy.* Let the model write. In six steps, append the most likely token to ``ids`` and call ``gpt2`` again.
 #    The right answer is *exception is returned*, with a line break in it, and the end of the document.
-# 2. *Easy.* Leave out one block at a time, and print the best guess. Which block can the sentence spare least? A right
-#    answer names the one without which ``" exception"`` gets less than 0.1 %, and says what only this block reads.
-# 3. *Medium.* Count the numbers of one block on paper, from C alone. A right answer is a formula in C that gives
+# 2. *Easy.* Leave out one block at a time, and print the best guess. Which block can the sentence spare least? A good
+#    answer names the one without which ``␣exception`` gets less than 0.1 %, and says what only this block reads.
+# 3. *Medium.* Count the numbers of one block on paper, from C alone. A good answer is a formula in C that gives
 #    198,272 for C = 128, as do the sizes of the tensors whose names begin with ``h.0.``.
 #
 # Summary

@@ -3,13 +3,13 @@ Attention: who sees whom
 ========================
 
 *If the file does not exist, an …* Which of these words matter for the next one? A token's vector begins with its own
-word and nothing else. In attention, tokens look at each other. Here is one head of a trained GPT-2. The wider a line,
-the more the token on the left takes from the token on the right.
+word and nothing else. In attention, tokens look at each other. Here is one attention head of a trained GPT-2. The wider a
+line, the more the token on the left takes from the token on the right.
 """
 
 # sphinx_gallery_needs = ["2_gpt2"]
 # sphinx_gallery_words = ["self-attention", "causal mask", "multi-head attention", "masked_fill", "tril", "Q K V", "attention mask", "-inf", "triu", "autoregressive mask", "look-ahead"]
-# sphinx_gallery_museum = ["G5", "G25"]
+# sphinx_gallery_museum = ["G25"]
 import torch
 import torch.nn.functional as F
 
@@ -30,8 +30,9 @@ assert maps[5][0, 0, 4:].argmax(-1).tolist() == [3, 3, 1, 3, 3]
 drawings.lines(pieces, pieces, maps[5][0, 0].tolist())
 
 # %%
-# This is head 0 of block 5 (both are counted from 0), and it likes ``" file"``: of the five tokens after this word, four
-# look at it most. No line goes to a later token. On this page you compute these lines.
+# This is head 0 of block 5 (both are counted from 0), and it likes ``␣file``: of the five tokens after this word, four
+# look at it most. (``␣`` is a space, ``<|endoftext|>`` the token that starts a text.) No line goes to a later token. On this
+# page you compute these lines.
 #
 # Query, key, value
 # -----------------
@@ -45,8 +46,11 @@ drawings.lines(pieces, pieces, maps[5][0, 0].tolist())
 # Think of a library. The query is what you type into the search box, keys are the titles on the spines, and values are
 # what is in the books.
 #
-# One ``linear``, here called ``c_attn``, makes all three for all heads. It reads ``x``, the residual stream after
-# blocks 0 to 4, normalised by ``ln_1``:
+# Where do they come from? From three tables of learned numbers, by which the long vector is multiplied. Nobody decided what
+# a head should look for: the tables began at random, and training changed them, like all other numbers of the model.
+#
+# In GPT-2 one ``linear``, here called ``c_attn``, holds the three tables of all heads side by side. It reads ``x``, the
+# residual stream after blocks 0 to 4, normalised by ``ln_1``:
 
 with record_hidden_states(model) as states:
     model(ids[None])
@@ -65,38 +69,46 @@ q, k, v = Q[:, :32], K[:, :32], V[:, :32]  # each (T, D)
 # One token looks back
 # --------------------
 #
-# Take the last token, ``" an"``. The dot product of its query with a key, the *score*, is large if the two fit. Softmax
-# takes e to the power of each score and divides by the sum. This makes *weights*: none is negative, and their sum is 1.
-# For the token at place s:
+# Take the last token, ``␣an``. It looks back in three steps:
+#
+# 1. The dot product of its query with each key is a *score*. It is large if the two fit.
+# 2. Softmax takes e to the power of each score and divides by the sum. This makes *weights*: none is negative, and their
+#    sum is 1.
+# 3. The token receives the mean of all values, weighted in this way.
+
+scores = k @ q[-1] / D**0.5  # (T,): q[-1] with each row of k
+weights = scores.softmax(-1)  # (T,)
+y = weights @ v  # (D,)
+
+torch.testing.assert_close(weights, maps[5][0, 0, -1])
+assert 0.6 < weights[pieces.index(" file")] < 0.66
+vectors = q[-1].tolist(), k.tolist(), v.tolist()
+drawings.one_look(pieces, *vectors, scores.tolist(), weights.tolist())
+
+# %%
+# Go through the steps. Each strip is one vector of 32 numbers: orange is positive, blue negative. Only the key of ``␣file``
+# fits, so nearly two thirds of what ``␣an`` receives come from ``␣file``. As a formula, the weight of the token at place s is
 #
 # .. math::
 #
 #    a_s = \operatorname{softmax}_s \left( \frac{q \cdot k_s}{\sqrt{D}} \right)
+#
+# Why the *root* of D? A score adds up D products, some positive, some negative. Such a sum is like a walk of D steps, each
+# forward or back at random: the distance grows with the root of D. Dividing by the root keeps scores at one size, however
+# wide a head is.
 
-scores = k @ q[-1] / D**0.5  # (T,): q[-1] with each row of k
-weights = scores.softmax(-1)  # (T,)
+undivided = (k @ q[-1]).softmax(-1)
+print(f"without the root, file gets {undivided.max():.2%}")
 
-print("key            score  weight")
-for piece, score, weight in zip(pieces, scores, weights):
-    print(f"{piece:14} {score:5.1f} {weight:7.2f}")
-torch.testing.assert_close(weights, maps[5][0, 0, -1])
-assert pieces[weights.argmax()] == " file"
-
-# %%
-# ``" an"`` receives the mean of all values, weighted in this way. Nearly two thirds of it come from ``" file"``.
-
-y = weights @ v  # (D,)
-
-assert 0.6 < weights[pieces.index(" file")] < 0.66
+assert undivided.argmax() == pieces.index(" file") and undivided.max() > 0.999
 
 # %%
-# A sum of more products is larger, so we divide by the root of D. `GPT-2 in depth <2a_gpt2_in_depth.ipynb>`_ shows what
-# happens without it.
+# Without it, ``␣an`` would look at one token and at hardly anything else.
 #
 # No looking ahead
 # ----------------
 #
-# The last token may look at everything. The others may not: ``" does"`` has to guess ``" not"``, and the answer is the
+# The last token may look at everything. Earlier tokens may not: ``␣does`` has to guess ``␣not``, and the answer is the
 # next token in the text.
 #
 # Would a model cheat? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
@@ -159,8 +171,8 @@ assert min(blind) > 2.7
 assert max(peeking[-10:]) < 0.3
 
 # %%
-# It falls almost to 0: each token copies its answer from the one after it. Yet the model is useless, because when it
-# writes, the next token does not exist yet.
+# It falls almost to 0: each token copies its answer from the one after it. Yet that model is useless. When it writes, the
+# next token does not exist yet.
 #
 # Why minus infinity is added
 # ---------------------------
@@ -183,7 +195,7 @@ for line, name in zip(
 assert round(scores.softmax(-1)[1, 2].item(), 2) == 0.09
 
 # %%
-# The hidden key still counts, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is 0.
+# 0.09: the hidden key still counts, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is 0.
 #
 # So we compute the scores of all queries at once, and add a triangle (``triu``: the upper right): minus infinity for
 # the future, 0 for the rest.
@@ -201,7 +213,7 @@ torch.testing.assert_close(weights, maps[5][0, 0])
 
 # %%
 # That is the first drawing as a table. Would -10000 do, instead of minus infinity? The library ``transformers`` once
-# used it. A user's model learned to push the scores of the past below -10000, and `read the future
+# used it. A user's model learned to push the scores of the past below -10000, and `it read the future
 # <https://github.com/huggingface/transformers/issues/15199>`_.
 #
 # Heads are slices
@@ -221,7 +233,7 @@ torch.testing.assert_close(after_block, states[6][0][0], atol=1e-4, rtol=0.0)
 
 # %%
 # The results of the heads are laid side by side again, and ``c_proj`` mixes them. Each head has learned to look
-# elsewhere. See for yourself:
+# elsewhere. Choose one:
 #
 # .. live:: look
 #    :model: gpt2-docs
@@ -248,68 +260,18 @@ drawings.head_cells(
 )
 
 # %%
-# The second one. ``view`` moves no numbers: it cuts the same row of memory, 0 to 11, into other pieces. The shapes
-# agree, nothing fails, and the heads mix up the tokens.
+# Token 0, and half of token 1. ``view`` moves no numbers: it cuts the same row of memory, 0 to 11, into other pieces. The
+# shapes agree and nothing fails, but the heads mix up the tokens.
 #
-# The prompt that changed in a batch
-# ----------------------------------
-#
-# Several texts computed together are a *batch*. They must have the same length, so short ones get padding in front, and
-# a mask hides it. A user of ``transformers`` found two functions that gave the same padded prompt
-# `different logits <https://github.com/huggingface/transformers/issues/18388>`_.
-#
-# Both hid the padding, but one of them counted it: the first word was at place 6, not 0. Here is this mistake with
-# our model:
-
-from lm_from_scratch.attention.masks import positions_from_mask
-
-short = tokenizer.start("The list")
-batch = torch.tensor([[0] * 6 + short, ids.tolist()])  # (B, T)
-mask = torch.tensor([[0] * 6 + [1] * 3, [1] * 9])
-
-positions = positions_from_mask(mask)
-counted = torch.where(mask == 1, torch.arange(9), -1)  # -1: padding, hidden
-print(positions[0].tolist(), counted[0].tolist())
-
-# %%
-# Here is the best next token: for the prompt alone, and in the batch with each list of places.
-
-alone = model(torch.tensor([short]))[0, -1]
-right = model(batch, positions=positions)[0, -1]
-wrong = model(batch, positions=counted)[0, -1]
-best = torch.stack([alone, right, wrong]).argmax(-1)
-print(tokenizer.pieces(best.tolist()))
-
-torch.testing.assert_close(right, alone, atol=1e-4, rtol=0.0)
-assert tokenizer.pieces(best.tolist()) == [" of", " of", "at"]
-
-# %%
-# *The list of* becomes *The listat*, and nothing fails. Hiding is not enough: padding must not be
-# counted, either. In this package one tensor does both: positions begin at 0 in each text, and -1 is padding.
-#
-# With the right positions, a text may also come in pieces. A *cache* keeps keys and values and knows how many tokens it
-# has read, so the next ones continue there:
-
-from lm_from_scratch.cache.growing import GrowingCache
-
-cache = GrowingCache(n_layer=8)
-parts = [model(part, cache=cache) for part in ids[None].split([4, 1, 4], dim=1)]
-in_pieces = torch.cat(parts, dim=1)  # (B, T, V)
-
-at_once = model(ids[None])
-print(f"largest difference: {(in_pieces - at_once).abs().max():.0e}")
-torch.testing.assert_close(in_pieces, at_once, atol=1e-4, rtol=0.0)
-
-# %%
 # Exercises
 # ---------
 #
 # 1. *Easy.* Which of the 32 heads looks most at the token just before? Take the mean of
-#    ``maps[i][0, j].diagonal(-1)`` for each. A right answer names block and head, and draws its lines.
-# 2. *Easy.* Hide all keys that are more than two tokens back. Add a second triangle to ``scores``. In a right answer,
+#    ``maps[i][0, j].diagonal(-1)`` for each. A good answer names block and head, and draws its lines.
+# 2. *Easy.* Hide all keys that are more than two tokens back. Add a second triangle to ``scores``. In a good answer,
 #    each row has at most three weights above 0, and the sum of each is still 1.
-# 3. *Medium.* Shuffle the first eight rows of ``k`` and ``v``, both in the same order, and compute ``y`` for ``" an"``
-#    again. A right answer shows that nothing changes, and says how the model knows the order of words all the same.
+# 3. *Medium.* Shuffle the first eight rows of ``k`` and ``v``, both in the same order, and compute ``y`` for ``␣an``
+#    again. A good answer shows that nothing changes, and says how the model knows the order of words all the same.
 #
 # Summary
 # -------
@@ -317,4 +279,4 @@ torch.testing.assert_close(in_pieces, at_once, atol=1e-4, rtol=0.0)
 # * A token compares its query with all keys up to its own. Softmax makes weights, and the token receives the weighted
 #   mean of the values.
 # * The mask adds minus infinity to the scores of later tokens *before* softmax. Without it a model learns to copy.
-# * The same text must get the same logits alone, padded, and in pieces. If not, look at the positions.
+# * Heads work side by side, each on its own columns. Each has learned to look elsewhere.

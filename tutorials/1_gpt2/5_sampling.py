@@ -50,8 +50,8 @@ assert tokenizer.decode(ids).count("he value is a ") > 4
 drawings.repeats(tokenizer.pieces(ids[1:]))
 
 # %%
-# It loops. The marks show every run of four tokens that has occurred before. (In the widget, this is
-# temperature 0.)
+# The same words, again and again. The marks show every run of four tokens that has occurred before.
+# (In the widget, this is temperature 0.)
 #
 # Each repetition makes the next one more likely, because the texts that the model learned from repeat
 # themselves, too. And the greedy program never takes the second best token, so it cannot leave the
@@ -185,8 +185,8 @@ assert sorted(
 ) == [")", ","]
 
 # %%
-# Hundreds, because nearly any noun can follow. A fixed k of 50 is too many for the first text and too
-# few for the second. Top-p adapts.
+# More than 200, because nearly any noun can follow. A fixed k of 50 is too many for the first text
+# and too few for the second. Top-p adapts.
 #
 # The whole sampler
 # -----------------
@@ -280,11 +280,11 @@ assert tokenizer.decode(ids).count("list") == 1
 # ---------
 #
 # 1. Find the settings at which you like the model's texts best, in the widget or with ``choose``. A
-#    right answer says what goes wrong below your temperature, and what above it.
+#    good answer says what goes wrong below your temperature, and what above it.
 # 2. Add *min-p* to ``choose``: keep the tokens that are at least a tenth as likely as the likeliest
-#    one. A right answer keeps two tokens after ``def __init__(self``, and more after "Return the".
+#    one. A good answer keeps two tokens after ``def __init__(self``, and more after "Return the".
 # 3. Add 5 to all logits. Which of these change: the probabilities, the greedy token, top-p, the new
-#    penalty? A right answer says why one number added to all logits cannot matter to the softmax.
+#    penalty? A good answer says why one number added to all logits cannot matter to the softmax.
 #
 # Summary
 # -------

@@ -14,8 +14,7 @@ model learn to copy.
 One head, one map
 -----------------
 
-A layer (another word for block) has several *heads*, and each looks in its own way. ``record_attention`` keeps
-their weights while the model reads.
+A block has several *heads*, and each looks in its own way. ``record_attention`` keeps their weights while the model reads.
 
 The model is the course's small Qwen2, because its heads are the easiest to read. It attends as GPT-2 does;
 chapter 2 shows where the two differ.
@@ -49,16 +48,16 @@ maps = look(model, torch.tensor([ids]))[:, 0]  # (L, H, T, T)
 print(maps.shape)
 
 # %%
-# There are 8 layers of 4 heads, and each head has a *map* of 22 by 22 weights. Here is one of the 32.
+# There are 8 blocks of 4 heads, and each head has a *map* of 22 by 22 weights. Here is one of the 32.
 
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.drawings import gpt2 as drawings
 from lm_from_scratch.instruments import plot
 
-words = ["⊢", *tokenizer.pieces(ids[1:])]
+words = tokenizer.pieces(ids)
 fig, (ax,) = plot.figure(4.6, 4.6)
-plot.attention_map(ax, maps[4, 3], words, "layer 4, head 3")
+plot.attention_map(ax, maps[4, 3], words, "block 4, head 3")
 ax.set(xlabel="is looked at", ylabel="looks")
 plt.show()
 assert maps.shape == (8, 4, 22, 22)
@@ -67,7 +66,7 @@ assert maps.shape == (8, 4, 22, 22)
 # Read a map row by row. A row is one token that looks; the dark cells in it are the tokens that it looks at. The row of
 # "does" is dark at "file", so a copy of what "file" holds flows into "does".
 #
-# The sign ⊢ is the start of the document, ␣ a space, ↵ the end of a line.
+# ``<|endoftext|>`` is the start of the document, ``␣`` a space, ``↵`` the end of a line.
 #
 # **Predict first.** What is the largest weight above the diagonal, in all 32 maps?
 #
@@ -93,7 +92,7 @@ assert ((maps.sum(-1) - 1).abs() < 1e-4).all()
 
 fig, axes = plot.figure(4.6, 9.0, 2, 1)
 for ax, (l, h) in zip(axes, [(7, 3), (1, 0)]):
-    plot.attention_map(ax, maps[l, h], words, f"layer {l}, head {h}")
+    plot.attention_map(ax, maps[l, h], words, f"block {l}, head {h}")
     ax.set(xlabel="is looked at", ylabel="looks")
 plt.show()
 assert (
@@ -106,7 +105,7 @@ assert (
 )
 
 # %%
-# Head 7.3 (layer 7, head 3) looks at line ends. Nearly the whole second line looks at the line end above it, whatever
+# Head 7.3 (block 7, head 3) looks at line ends. Nearly the whole second line looks at the line end above it, whatever
 # the token is.
 #
 # Head 1.0 looks at the token itself, or at the start of the text, in most rows. Inside a word each piece looks most at
@@ -174,7 +173,7 @@ fig, axes = plot.figure(4.8, 4.2, 1, 3)
 for ax, (name, found) in zip(axes, scores.items()):
     plot.number_map(ax, found, largest=0.8, decimals=1)
     ax.set_title(name, fontsize=10)
-    ax.set(xticks=range(4), yticks=range(8), xlabel="head", ylabel="layer")
+    ax.set(xticks=range(4), yticks=range(8), xlabel="head", ylabel="block")
 plt.show()
 
 for name in heads:
@@ -192,7 +191,7 @@ assert all(found.max() < 0.8 for found in scores.values())
 # Switch a head off
 # -----------------
 #
-# A habit need not be useful. To find out, switch a head off: the heads of a layer write their results side
+# A habit need not be useful. To find out, switch a head off: the heads of a block write their results side
 # by side, D numbers each, and one matrix mixes them. Zeros in the place of D numbers silence one head. A *hook*, which
 # PyTorch calls just before that matrix, puts them there.
 
@@ -240,9 +239,8 @@ assert rise["previous token"].mean() < rise["word pieces"].mean()
 assert all(by_text.mean() > 0.01 for by_text in rise.values())
 
 # %%
-# The one that glues words together. The model misses the dark columns at the line ends, too, but less, and not
-# by chance: the map with the dark columns is not the one it needs most. The head for the previous token lies between
-# them.
+# The one that glues words together. The model misses the head with the dark columns, too, but less: by more than twice the
+# standard error. The head for the previous token lies between the two.
 #
 # A map is not an explanation
 # ---------------------------
@@ -262,7 +260,7 @@ assert all(by_text.mean() > 0.01 for by_text in rise.values())
 # looks at the token *after* the earlier A. That is an *induction head*.
 #
 # The shipped models have none: `attention maps in depth <6a_attention_maps_in_depth.ipynb>`_ tests all their heads. So
-# train the smallest model that needs one: two layers with one head each, on secrets of 4 to 15 letters, each repeated
+# train the smallest model that needs one: two blocks with one head each, on secrets of 4 to 15 letters, each repeated
 # until the line is full.
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
@@ -311,17 +309,17 @@ letters = [LETTERS[i] for i in idx[0]]
 both = look(small, idx)[:, 0, 0]  # (2, 20, 20)
 
 fig, axes = plot.figure(4.6, 9.0, 2, 1)
-for ax, weights, title in zip(axes, both, ("first layer", "second layer")):
+for ax, weights, title in zip(axes, both, ("block 0", "block 1")):
     plot.attention_map(ax, weights, letters, title)
     ax.set(xlabel="is looked at", ylabel="looks")
 plt.show()
 assert both[1, 10:, 1:11].diagonal().mean() > 0.6
 
 # %%
-# The stripe in the second layer is the induction head: each letter of the second copy looks at the letter that
+# The stripe in block 1 is the induction head: each letter of the second copy looks at the letter that
 # came *after* it in the first. But how does a head find a place by its neighbour?
 #
-# **Predict first.** Switch off the head of the *first* layer. What happens to the stripe in the second?
+# **Predict first.** Switch off the head of *block 0*. What happens to the stripe in block 1?
 #
 # * it stays: each head computes its own map
 # * it becomes a little paler
@@ -334,7 +332,7 @@ with silenced(small.transformer.h[0].attn.c_proj, 0, 1):
 print(f"loss of the second copy {before:.2f} -> {after:.2f}")
 
 fig, (ax,) = plot.figure(4.6, 4.6)
-plot.attention_map(ax, blind, letters, "second layer, first one silenced")
+plot.attention_map(ax, blind, letters, "block 1, with block 0 silenced")
 ax.set(xlabel="is looked at", ylabel="looks")
 plt.show()
 assert (
@@ -344,18 +342,18 @@ assert (
 assert after > before + 1 and after > torch.tensor(16.0).log()
 
 # %%
-# It is gone, and the loss is worse than that of a guess, although nobody touched the second head. The two form a
-# circuit. The first head adds to each letter's vector which letters came before it. The second reads that note: an "x"
-# looks for a letter that says "I came after x".
+# It is gone, although nobody touched the head of block 1, and the loss is worse than that of a guess. The two heads form a
+# circuit: the first adds to each letter's vector which letters came before it, and the second reads that note. An "x" looks
+# for a letter that says "I came after x".
 #
 # Exercises
 # ---------
 #
-# 1. Mark the token itself (the diagonal) as a fourth habit, and run ``score``. A right answer names the head with the
+# 1. Mark the token itself (the diagonal) as a fourth habit, and run ``score``. A good answer names the head with the
 #    highest score, and says whether it is further from ``even`` than the three above.
-# 2. Write three lines of your own into ``text``, with a long rare word. A right answer lists the rows in which head 1.0
+# 2. Write three lines of your own into ``text``, with a long rare word. A good answer lists the rows in which head 1.0
 #    looks more at the token before than at itself, and says how many continue a word.
-# 3. Train the small model with ``n_layer=1``. A right answer says how low the loss gets, and why one layer
+# 3. Train the small model with ``n_layer=1``. A good answer says how low the loss gets, and why one block
 #    cannot do better.
 #
 # Summary

@@ -10,8 +10,8 @@ two commands will tell: one trains a model, the other lets it write.
    python -m lm_from_scratch train --corpus my-notes/ --out build/mine
    python -m lm_from_scratch generate --model build/mine/model --prompt "Dear"
 
-This page does the same in Python. Our notes are the manual of Python's turtle graphics. The first block puts
-each command into a file of its own, and prints one.
+This page does the same in Python. Our notes are the manual of Python's turtle graphics. The first block puts the text of
+each command into a file of its own, and prints one of these files.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -152,14 +152,16 @@ assert share["best"] < real < share["after 600 steps"] - 0.05
 assert 0.08 < real < 0.2
 
 # %%
-# The texts of the best model share fewer runs than real files do: it writes new sentences. The model of step 600 has
-# begun to copy, and this is what the rising curve meant.
+# Fewer: the best model writes new sentences. The model of step 600 has begun to copy, and this is what the rising curve
+# meant.
 #
 # Is it any good? Ask a compressor
 # --------------------------------
 #
-# A loss per token means little by itself. Count bits per byte instead, and compare with programs that come with Python.
-# ``zlib`` and ``xz`` compress a text by pointing back to phrases that they have seen before.
+# A loss per token means little by itself: longer tokens are fewer, and each is harder to guess. So add up the loss of all
+# tokens, divide by log 2 to count in bits, and divide by the number of bytes. In *bits per byte* any two models can be
+# compared, and even programs that compress: a text that is easy to predict is easy to compress. ``zlib`` and ``xz`` come with
+# Python, and point back to phrases that they have seen before.
 #
 # **Predict first.** Which of these needs the fewest bits for the held-out files?
 #
@@ -205,8 +207,8 @@ assert (
 )
 
 # %%
-# The model beats ``zlib``, and loses to ``xz``, which may look up phrases in the training files. The model has to
-# squeeze them into its weights, and a hundred short files are little to learn from.
+# ``xz``, which may look up phrases in the training files. Our model comes second: it has to squeeze them into its weights,
+# and a hundred short files are little to learn from.
 #
 # For your own text: a value above that of ``zlib`` means that something is wrong, or that the training was far too
 # short. A value of 2 is good for minutes of training. The model that ships with this package reached 1.7 on held-out
@@ -250,7 +252,7 @@ folder.cleanup()
 # ---------
 #
 # 1. Let ``notes`` be a folder of your own, and run the rest of the page. Compare its bits per byte with those of
-#    ``zlib``. A right answer says which of the three cases above you have.
+#    ``zlib``. A good answer says which of the three cases above you have.
 # 2. Train on half of the files (``documents[::2]``). At which step does the held-out loss turn up now, and why
 #    earlier?
 # 3. Set the three dropout numbers to 0.1 and train again. What happens to the lowest held-out loss, and to the share of
