@@ -46,6 +46,7 @@ extensions = [
     "gallery.lessons",
     "gallery.downloads",
     "live.widgets",
+    "course.first_evening",
     "course.slides",
     "api.docstrings",
     "lookup.terms",

@@ -317,7 +317,7 @@ def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from lm_from_scratch.exercises.exercise import drafts
     from lm_from_scratch.exercises.report import examine
 
-    guide = (pages.DOCS / "teaching.md").read_text(encoding="utf-8")
+    guide = (pages.DOCS / "classroom" / "appendix.md").read_text(encoding="utf-8")
     text, module, right = re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)
     (tmp_path / "softcap").mkdir()
     for file, code in (("text.py", text), ("checks.py", module)):

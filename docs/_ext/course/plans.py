@@ -6,7 +6,9 @@ And beside them other courses: which lessons and exercises go with their topics.
 import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 from gallery import pages
@@ -19,8 +21,9 @@ PLANS = {
     6: (("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), 2),
     12: (("[0-9]*_*/*", "gpu/[1-4]_*"), 3),
 }
-#: Minutes of exercises in the meetings of a week.
-IN_CLASS = 75
+#: Minutes of exercises in the meetings of a week, about those that a lesson is talked about, and
+#: those before the first lesson: everyone installs the package and runs one check.
+IN_CLASS, TALK, SET_UP = 60, 30, 60
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def pages_to(goals: tuple[str, ...]) -> list[str]:
     return [name for name in pages.lessons() if name in wanted]
 
 
+@cache
 def weeks(number: int) -> list[Week]:
     """The pages of a plan in order, cut where about the same work is done; the exercises of each
     week are those of its pages, none before what it builds on.
@@ -67,15 +71,13 @@ def weeks(number: int) -> list[Week]:
     goals, hardest = PLANS[number]
     names = pages_to(goals)
     taken = {one.name: one for one in exercises() if one.difficulty <= hardest}
-    work = [
-        pages.minutes(n) + sum(one.minutes for one in taken.values() if one.page == n)
-        for n in names
-    ]
-    plan = [Week([], []) for _ in range(number)]
-    week_of: dict[str, int] = {}
-    for i, name in enumerate(names):
-        week_of[name] = int((sum(work[:i]) + work[i] / 2) / sum(work) * number)
-        plan[week_of[name]].pages.append(name)
+    minutes = {name: pages.minutes(name) + TALK for name in names}
+    minutes[names[0]] += SET_UP
+    for one in taken.values():
+        if one.page in minutes:
+            minutes[one.page] += one.minutes
+    plan = [Week(part, []) for part in parts(names, number, minutes)]
+    week_of = {name: i for i, week in enumerate(plan) for name in week.pages}
     before = {name: [one.page, *one.after] for name, one in taken.items()}
     for name in TopologicalSorter(before).static_order():
         if name in taken and set(before[name]) <= set(week_of):
@@ -84,6 +86,26 @@ def weeks(number: int) -> list[Week]:
         if name in week_of:
             plan[week_of[name]].exercises.append(one)
     return plan
+
+
+def parts(names: list[str], number: int, minutes: dict[str, int]) -> list[list[str]]:
+    """A list in so many parts, in order, none of them empty: those whose minutes have the smallest
+    sum of squares, so that no part is much longer than another."""
+
+    @cache
+    def best(end: int, count: int) -> tuple[int, tuple[int, ...]]:
+        """Of the first ``end`` names in ``count`` parts: that sum, and where each part ends."""
+        if count == 1:
+            return sum(minutes[name] for name in names[:end]) ** 2, (end,)
+        found = []
+        for start in range(count - 1, end):
+            squares, ends = best(start, count - 1)
+            here = sum(minutes[name] for name in names[start:end])
+            found.append((squares + here**2, (*ends, end)))
+        return min(found)
+
+    ends = best(len(names), number)[1]
+    return [names[start:end] for start, end in pairwise((0, *ends))]
 
 
 def table(number: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 from zlib import crc32
 
@@ -29,13 +29,13 @@ from lm_from_scratch.exercises.run import judge, outcome
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels are voted on
 
 NOTES = pages.DOCS / "classroom" / "notes"
-#: Words that are said in a minute. It is a common pace of talks: nobody has spoken these.
+#: Words that are said in a minute, a common pace of talks.
 WORDS_A_MINUTE = 150
-#: Minutes for a heading of a talk, for a class to choose an answer, for what begins a week, and for
-#: a meeting.
-HEADING, CHOOSE, OPEN, MEETING = 1, 1, 10, 90
-#: At most so many votes for an exercise, and for a week.
-VOTES = 3
+#: Minutes for a class to look at a picture, to choose an answer (alone, then with a neighbour), and
+#: to fill a board; for what begins a week, and for a meeting.
+LOOK, CHOOSE, BOARD, OPEN, MEETING = 1, 2, 5, 10, 90
+#: At most so many votes for an exercise, and for a week; and questions that may come in a week.
+VOTES, MAY_COME = 3, 6
 #: Sentences of a long answer that a sheet holds.
 SHORT = 2
 #: Numbers in words, for titles.
@@ -53,6 +53,7 @@ class Note:
     stumble: str
     false: tuple[str, str]  # the sentence, and why
     ask: list[list[str]] = field(default_factory=list)  # questions and answers
+    say: list[list[str]] = field(default_factory=list)  # pictures, and what to say at each
 
 
 @cache
@@ -179,15 +180,24 @@ def deeper_quizzes(name: str) -> list[Quiz]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question of `questions.rst`: its heading, its answer, and the lessons that it names."""
+    """A question that a class may ask, its answer, and the lessons that it is about."""
 
     text: str
     answer: str
     lessons: set[str]
 
 
+def may_come(lessons: list[str]) -> list[Asked]:
+    """Those of the notes, then those of the page of questions, of each lesson in turn."""
+    noted = [Asked(*pair, {name}) for name in lessons for pair in note(name).ask]
+    turns = [[one for one in [*noted, *asked()] if name in one.lessons] for name in lessons]
+    found = [one for turn in zip_longest(*turns) for one in turn if one]
+    return list({one.text: one for one in found}.values())[:MAY_COME]
+
+
 @cache
 def asked() -> list[Asked]:
+    """The questions of `questions.rst`."""
     text = (pages.DOCS / "questions.rst").read_text(encoding="utf-8")
     parts = re.split(r"^(\S.*)\n~+$", text, flags=re.M)[1:]
     questions = []
@@ -293,9 +303,13 @@ def minutes_to_say(*texts: str) -> int:
 
 
 def talk_minutes(name: str) -> int:
-    """Minutes of a talk: its headings, what is drawn, where students stumble, the lines to keep."""
-    texts = (note(name).board, note(name).stumble, *to_keep(name))
-    return HEADING * len(steps(name)) + minutes_to_say(*texts)
+    """Minutes of a talk: its pictures, the board, where students stumble, the lines to keep."""
+    pictures = sum(picture_minutes(words) for _, words in note(name).say)
+    return BOARD + pictures + minutes_to_say(note(name).stumble, *to_keep(name))
+
+
+def picture_minutes(words: str) -> int:
+    return LOOK + minutes_to_say(words)
 
 
 def question_minutes(name: str) -> int:
@@ -315,7 +329,7 @@ def agenda(weeks: int, week: int) -> Iterator[Item]:
     """What happens in class, in order: each lesson, then the exercises that belong to it."""
     plan = plans.weeks(weeks)[week - 1]
     turns = votes_of(plan)
-    first = "Set up: everyone runs `start` and `check` once, with the first exercise."
+    first = "Everyone runs `doctor`; neighbours help where it does not say *all well*."
     yield Item(OPEN, first if week == 1 else f"Quiz on week {week - 1}; talk about the answers.")
     for name in [None, *plan.pages]:  # an exercise of an earlier week comes first
         if name:
@@ -336,11 +350,11 @@ def agenda(weeks: int, week: int) -> Iterator[Item]:
 
 def meetings(weeks: int, week: int) -> list[list[tuple[str, Item]]]:
     """The agenda cut into one meeting or two, about equally long, each item with its time from the
-    beginning of its meeting."""
+    beginning of its meeting. A vote belongs to the exercise before it."""
     items = [*agenda(weeks, week)]
     if length(items) <= MEETING:
         return [timed(items)]
-    cuts = range(1, len(items))
+    cuts = [at for at in range(1, len(items)) if not items[at].text.startswith("Vote")]
     cut = min(cuts, key=lambda at: max(length(items[:at]), length(items[at:])))
     return [timed(items[:cut]), timed(items[cut:])]
 
@@ -362,6 +376,7 @@ PAGES.filters |= exercises.FILTERS | {
     "questions": questions,
     "to_keep": to_keep,
     "note": note,
+    "picture_minutes": picture_minutes,
     "explanation": explanation,
     "votes": votes,
 }
@@ -382,8 +397,11 @@ def sheet(weeks: int, week: int) -> str:
         plan=plan,
         meetings=meetings(weeks, week),
         words_a_minute=WORDS_A_MINUTE,
+        look=LOOK,
+        board=BOARD,
+        choose=CHOOSE,
         votes=votes_of(plan),
-        asked=[one for one in asked() if one.lessons & {*plan.pages}],
+        may_come=may_come(plan.pages),
         own=[own_quiz(name) for name in plan.pages],
         deeper=[quiz for name in plan.pages for quiz in deeper_quizzes(name)],
         letters=LETTERS,

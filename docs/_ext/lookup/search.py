@@ -39,6 +39,7 @@ WEIGHTS = {
     "museum": 0.5,
     "stories/": 0.7,
     "api/": 0.4,
+    "classroom/install": 1.0,
     "": 0.5,
 }
 IN_DEPTH = 0.9
