@@ -11,7 +11,7 @@ With 8 bits a weight, the text surprises the model barely more than before. With
 weights of a trained model is called *quantisation*. It is the reason why a model with 7 billion weights, 28 GB in
 float32, can run on a laptop.
 
-The function ``rounded`` does it in five lines. We explain them below. First, see what they do to the shipped Qwen2.
+The function ``rounded`` does it in five lines, which are explained below. First, see what they do to the shipped Qwen2.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -67,14 +67,14 @@ assert [bits for bits in texts if texts[bits] == texts[32]] == [32, 8]
 assert texts[4].split()[0] != texts[32].split()[0]
 
 # %%
-# With 8 bits, not one of the 16 tokens is different. With 4 bits the model still writes sentences, but other ones from
-# the first word on. With 2 bits it babbles.
+# Only the one with 8 bits: not one of its 16 tokens differs. With 4 bits the model still writes sentences, but different
+# ones from the first word on. With 2 bits it babbles.
 #
 # A scale for each row
 # --------------------
 #
-# What is rounded to what? Each weight moves to the nearest of a few evenly spaced *levels*, as keys and values do in
-# `quantised caches <../5_caching/3_quantized_cache.ipynb>`_, where they are marks on a ruler. With 4 bits we allow 15
+# What is rounded to what? Each weight moves to the nearest of a few evenly spaced *levels*, like the marks on a ruler.
+# (Keys and values do the same in `quantised caches <../5_caching/3_quantized_cache.ipynb>`_.) With 4 bits we allow 15
 # levels, from -7 to 7, so that 0 is the one in the middle. These whole numbers are the *codes*.
 #
 # The *scale* is the step from one level to the next. A matrix has N rows of K weights, and each row has its own scale,
@@ -91,9 +91,9 @@ def ruler(weights, bits=4):
 
 
 matrix = model.model.layers[0].mlp.gate_proj.weight
-some = matrix[0, -16:]
+neighbours = matrix[0, -16:]
 
-drawings.rounding({"16 weights, 15 levels": ruler(some)})
+drawings.rounding({"16 weights, 15 levels": ruler(neighbours)})
 
 # %%
 # No weight moves by more than half a step. With 8 bits there are 255 levels, and a step is 18 times smaller.
@@ -124,22 +124,22 @@ assert round(127 / 7) == 18
 # * four
 # * two: one for the large weight, and 0 for all others
 
-outlier = some.clone()
-outlier[some.abs().argmax()] *= 4
+outlier = neighbours.clone()
+outlier[neighbours.abs().argmax()] *= 4
 
 drawings.rounding({"One weight is 4 times as large": ruler(outlier)})
 
 # %%
-# Four. The scale follows the largest weight, so each step is four times as wide, and the others share what is left
-# around 0. One *outlier* is enough to make the levels of its whole row coarse.
+# Four. The scale follows the largest weight, so each step is four times as wide, and the 15 other weights share the few
+# levels near 0. One *outlier* is enough to make the levels of its whole row coarse.
 #
-# The cure is to build walls. Cut the row into groups, and give each group a scale of its own:
+# The cure is to build walls. Cut the row into groups, and give each group its own scale:
 
 walls = {f"Group {i + 1}": ruler(outlier[8 * i : 8 * i + 8]) for i in (0, 1)}
 
 assert [
     len({round(w / ruler(group)[1]) for w in group.tolist()})
-    for group in (some, outlier, outlier[8:])
+    for group in (neighbours, outlier, outlier[8:])
 ] == [9, 4, 7]
 drawings.rounding(walls)
 
@@ -147,13 +147,12 @@ drawings.rounding(walls)
 # The second group never notices the outlier: its eight weights have fine levels again. The price is one more scale.
 #
 # This matters most for int4, where levels are few. The package's int4 has groups of 64 neighbours in a row. It uses all
-# 16 codes that 4 bits can hold, and lays their levels from the smallest to the largest weight of the group. So it has
-# to keep where they lie: a second number, the group's *zero*. (Many libraries keep a whole number instead, the *zero
-# point*.)
+# 16 codes that 4 bits can hold, and spreads their levels from the smallest to the largest weight of the group. So it has
+# to keep a second number that says where they lie, the group's *zero*. (Many libraries keep a whole number instead, the
+# *zero point*.)
 #
 # In bfloat16, a group of 64 then takes 64 codes of half a byte and two numbers of 2 bytes, 36 bytes in all. That is
-# 0.5625 bytes a weight. (The underscore in ``quantize_`` is PyTorch's sign for a function that changes what it is
-# given.)
+# 0.5625 bytes a weight. (The underscore in ``quantize_`` is PyTorch's sign for a function that changes its argument.)
 
 from lm_from_scratch.weights.quantize import quantize_
 
@@ -172,8 +171,8 @@ assert size > 6 * small
 # What rounding costs
 # -------------------
 #
-# One sentence proves little. So we let every model read documentation that it was not trained on, and take the mean
-# loss: how much the true next token surprises it. It is measured in *nats*, the unit of the natural logarithm.
+# One sentence proves little. So every model reads documentation that it was not trained on, and we take the mean loss:
+# how much the true next token surprises it, measured in *nats*, the unit of the natural logarithm.
 #
 # **Predict first.** Guessing all 4096 tokens with equal probability has a loss of 8.3. The model with 2 bits has
 #
@@ -229,18 +228,20 @@ assert losses[2] > math.log(4096) + 1
 assert f"{math.log(4096):.1f}" == "8.3"
 
 # %%
-# First flat, then a cliff. Down to 6 bits the loss moves by less than 0.01 nats, with 4 bits by less than 0.1. The
-# diamond is int4 with groups. With 2 bits the loss is higher than that of blind guessing, because the model has not
-# become unsure. It is *sure of wrong tokens*.
+# A higher loss. With 2 bits the model has not become unsure: it is *sure of wrong tokens*, and that costs more than
+# guessing.
 #
-# Where the cliff begins depends on the model: larger ones bear 4 bits better than small ones. It depends on the
-# rounding, too. Methods such as GPTQ and AWQ round with the help of example text.
-# `int8 and int4 in depth <1a_int8_int4_in_depth.ipynb>`_ has the sources, and asks which matrices the loss comes from.
+# Read the curve from the right: first flat, then a cliff. Down to 6 bits the loss moves by less than 0.01 nats, with 4
+# bits by less than 0.1. The diamond is int4 with groups.
 #
-# What you win
-# ------------
+# Where the cliff begins depends on the model: large models tolerate 4 bits better than small ones. It also depends on
+# the rounding: methods such as GPTQ and AWQ round with the help of example text. `int8 and int4 in depth
+# <1a_int8_int4_in_depth.ipynb>`_ has the sources, and finds the matrices that cost the most.
 #
-# Memory, always. These are the bytes of 7 billion weights:
+# What you gain
+# -------------
+#
+# Memory, always. Here is what 7 billion weights take:
 
 per_weight = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5625}
 for name, size in per_weight.items():
@@ -253,26 +254,27 @@ assert 7 * per_weight["int4"] < 4
 # But codes have to be turned into numbers again. With a long prompt or many texts at once, that work may cost more than
 # the bytes save.
 #
-# Fast int8 avoids it. It also rounds the *activations*, the numbers that the weights are multiplied with, to 8 bits,
-# and multiplies the bytes themselves. That is what ``quantize_(model, bits=8)`` does; with ``weight_only=True`` the
-# activations stay as they are. `How fast are int8 and int4? <1b_speed_of_int8_int4.ipynb>`_ measures both, and int4.
+# Fast int8 avoids this work. It also rounds the *activations*, the numbers that the weights are multiplied with, to 8
+# bits, and multiplies the bytes themselves. That is what ``quantize_(model, bits=8)`` does; with ``weight_only=True`` the
+# activations stay as they are. `The speed of int8 and int4 in depth <1b_speed_of_int8_int4.ipynb>`_ measures both, and
+# int4.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* What does ``rounded`` make of a row of zeros, and why? Add a line that repairs it. A right answer changes
-#    no other row.
+# 1. *Easy.* What does ``rounded`` return for a row of zeros, and why? Add a line that fixes it. A good answer changes no
+#    other row.
 # 2. *Medium.* Give ``rounded`` groups of 64, and levels from the smallest to the largest weight of each group. Try both
-#    changes alone and together, with 3 bits. A right answer says which one lowers the loss more, and what each costs in
-#    bytes.
-# 3. *Easy.* Quantise to 4 bits and leave the head at 8. How many bytes does that cost, and what does it win? Hint: call
+#    changes alone and together, with 3 bits. A good answer says which one lowers the loss more, and what each costs
+#    in bytes.
+# 3. *Easy.* Quantise to 4 bits and leave the head at 8. How many bytes does that cost, and what does it gain? Hint: call
 #    ``quantize_`` twice, with ``select``. The head is ``transformer.wte.weight`` in ``gpt2-docs`` and
-#    ``model.embed_tokens.weight`` in ``qwen2-docs``. A right answer is a new point in the figure of losses.
+#    ``model.embed_tokens.weight`` in ``qwen2-docs``. A good answer is a new point in the figure of losses.
 #
 # Summary
 # -------
 #
 # * A quantised weight is a small whole number, its code, times a scale that it shares with its row or group.
-# * The largest weight of a group sets the step for all of them, so groups keep the harm of an outlier to itself.
-# * 8 bits cost our model next to nothing, 4 bits a little, 2 bits everything. Memory shrinks for certain; whether time
-#   does depends on the program that multiplies.
+# * The largest weight of a group sets the step for the whole group. So groups confine the damage that an outlier does.
+# * 8 bits cost our model next to nothing, 4 bits a little, 2 bits everything. Memory always shrinks; whether time does
+#   depends on the program that multiplies.

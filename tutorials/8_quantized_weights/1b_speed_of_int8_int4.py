@@ -1,6 +1,6 @@
 r"""
-How fast are int8 and int4?
-===========================
+The speed of int8 and int4 in depth
+===================================
 
 The lesson on `int8 and int4 <1_int8_int4.ipynb>`_ makes a model more than six times smaller. Is it six times faster?
 This page counts the bytes that a token reads, measures how close decoding comes to the time that memory alone would
@@ -90,8 +90,8 @@ padded = 0.5625 * (12 * L * C * C + (V + -V % int4.block_rows()) * C)
 assert read["int4"] == padded + 2 * small
 
 # %%
-# All bytes are accounted for: int8 keeps a scale for each of 9 C rows of a layer and V rows of the head, and int4 fills
-# up the last block of the head. int4 reads less than a seventh of float32.
+# All bytes are accounted for: int8 keeps a scale for each of 9 C rows of a block and V rows of the head, and int4 fills
+# up the kernel's last rows of the head. int4 reads less than a seventh of float32.
 #
 # A model holds more than it reads where the fast int8 kernel has a layout of its own. It fills rows of 768 up to 1024,
 # and the embedding is held twice: packed for the head, and by rows to look them up.
@@ -146,10 +146,10 @@ for title, each in took.items():
 # not reach the bandwidth either. Another order of the weights in memory can come closer;
 # ``instruments.layout.lay_out_`` chooses one by measuring.
 #
-# What each form costs in loss is in the first table of `what rounding costs <1a_int8_int4_in_depth.ipynb>`_. There,
+# What each form costs in loss is in the table of `what rounding costs <1a_int8_int4_in_depth.ipynb>`_. There,
 # "int8 dynamic" computes as int8 does here, "int8" as weight only, and "int4 in bf16" as int4.
 
-made, (ax,) = figure(6.2, 2.8)
+_, (ax,) = figure(6.2, 2.8)
 where = torch.arange(len(took)) * 1.0
 medians = [statistics.median(each) for each in took.values()]
 limits = [read[title] / statistics.median(delivered) for title in took]
@@ -173,8 +173,9 @@ plt.show()
 #
 # .. math::
 #
-#    y_{mn} = s_m \, s_n \sum_k q_{mk} \, c_{nk}, \qquad q_{mk} = \mathrm{round}(x_{mk} / s_m), \quad
-#    s_m = \max_k |x_{mk}| / 127
+#    s_m &= \max_k |x_{mk}| / 127 \\
+#    q_{mk} &= \mathrm{round}(x_{mk} / s_m) \\
+#    y_{mn} &= s_m \, s_n \sum_k q_{mk} \, c_{nk}
 #
 # and the sum is one of integers, which is exact in any order. One step for the whole batch would be simpler, but then
 # an outlier in one text would coarsen all other texts. (On a processor with AVX2 alone the largest code is 63, because
@@ -230,7 +231,7 @@ weights = {
 }
 rows = [1, 4, 16, 64, 256]
 
-made, (ax,) = figure(6.2, 3.4)
+_, (ax,) = figure(6.2, 3.4)
 for (title, (weight, dtype)), look in zip(
     weights.items(), ("o-", "^-.", "s--"), strict=True
 ):
@@ -272,7 +273,7 @@ for title, (weight, dtype) in weights.items():
 #
 # 1. *Easy.* How many tokens a second could a machine with 100 GB/s decode at most with Qwen2-7B in bfloat16, int8 and
 #    int4? It has 28 layers, hidden size 3584, intermediate size 18944, 28 heads and 4 key-value heads of 128 numbers, a
-#    vocabulary of 152064 and an untied head. A right answer counts the bytes with a model on the ``meta`` device, and
+#    vocabulary of 152064 and an untied head. A good answer counts the bytes with a model on the ``meta`` device, and
 #    leaves the looked-up embedding out.
 #
 # Summary

@@ -3,7 +3,7 @@ Swapping two tensors
 ====================
 
 You have rounded a weight to 8 bits, and want to put it into a model that is already built. ``layer.weight = new`` looks
-like the obvious way. But the layer is not the only one that holds its weight.
+like the obvious way. But the layer is not the only holder of its weight.
 
 Here the shipped GPT-2's table of tokens has five *holders*: a variable, a list, the embedding, an output head that is
 *tied* to it (both share one tensor), and an optimizer, which keeps its tensors in ``param_groups``. The new tensor has
@@ -21,7 +21,7 @@ from lm_from_scratch.drawings import quantized_weights as drawings
 
 embedding = load_shipped("gpt2-docs")[0].transformer.wte
 weight = embedding.weight.requires_grad_()  # (4096, 128)
-watched = [weight]
+params = [weight]
 head = nn.Linear(128, 4096, bias=False)
 head.weight = weight  # tied
 optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -35,15 +35,15 @@ new.scale = scale
 def places():
     return {
         "weight": weight,
-        "list": watched[0],
+        "list": params[0],
         "embedding": embedding.weight,
         "head": head.weight,
         "optimizer": optimizer.param_groups[0]["params"][0],
     }
 
 
-both = {"tensor 1": weight, "tensor 2": new}
-drawings.holders("At first", {**places(), "new": new}, both)
+tensors = {"tensor 1": weight, "tensor 2": new}
+drawings.holders("At first", {**places(), "new": new}, tensors)
 
 # %%
 # **Predict first.** We assign ``head.weight = new``. How many of the five holders have the codes then?
@@ -61,18 +61,19 @@ head.weight = new
 print("after the assignment:", have_codes())
 
 assert have_codes() == ["head"]
-drawings.holders("head.weight = new", {**places(), "new": new}, both)
+drawings.holders("head.weight = new", {**places(), "new": new}, tensors)
 
 # %%
-# One. An assignment changes where *one* name leads, and a tensor does not know what else holds it. The tie is broken,
-# and the optimizer still holds a tensor that the head has left. None of this is an error. (What becomes of such a
-# training run is the subject of the `next lesson <3_conversions.ipynb>`_.)
+# One: the head. An assignment changes where *one* name leads, and a tensor does not know who else holds it.
+#
+# The tie is broken, and the optimizer still holds a tensor that the head no longer uses. None of this is an error.
+# (The `next lesson <3_conversions.ipynb>`_ shows what becomes of such a training run.)
 #
 # Change the object
 # -----------------
 #
-# So let us undo it, and leave every holder as it is. They all lead to one object, so we can change that object instead.
-# PyTorch has an old way for that, ``.data =``, which gives a tensor other numbers:
+# So let us undo the assignment. All five holders lead to one object, so we can change that object instead. PyTorch has
+# an old way to do this, ``.data =``, which gives a tensor new numbers:
 
 head.weight = weight
 
@@ -97,14 +98,16 @@ print("has a scale:", hasattr(weight, "scale"))
 assert "must be floating point" in error_of(set_data, weight, new)
 assert torch.equal(embedding.weight, rounded) and embedding.weight is weight
 assert not hasattr(weight, "scale")
-others = {"tensor 1": weight, "tensor 3": rounded}
-held = {**places(), "rounded": rounded}
-drawings.holders("weight.data = rounded", held, others)
+drawings.holders(
+    "weight.data = rounded",
+    {**places(), "rounded": rounded},
+    {"tensor 1": weight, "tensor 3": rounded},
+)
 
 # %%
-# Codes are refused, since a tensor that wants a gradient needs floating point. Rounded numbers are accepted, and reach
-# all five holders. But the scale has not come along: ``.data =`` pours numbers into the old object, which keeps its
-# class and its attributes. For a quantised weight that is not enough: codes without their scale are worthless.
+# PyTorch refuses codes, because a tensor that needs a gradient must be floating point. It accepts rounded numbers, and
+# they reach all five holders. But the scale has not come along: ``.data =`` pours numbers into the old object, which
+# keeps its class and its attributes. For a quantised weight that is not enough: codes without their scale are worthless.
 #
 # Swap
 # ----
@@ -118,12 +121,12 @@ print("after the swap:", have_codes(), hasattr(weight, "scale"))
 assert have_codes() == list(places()) and hasattr(weight, "scale")
 assert new.dtype == torch.float32 and new.requires_grad
 assert weight.scale is scale and not weight.requires_grad
-drawings.holders("After the swap", {**places(), "new": new}, both)
+drawings.holders("After the swap", {**places(), "new": new}, tensors)
 
 # %%
 # Compare with the first drawing: no arrow has moved. The same holders lead to the same objects, and the objects have
-# exchanged their contents. It is as if two families exchanged their flats: the addresses in your notebook are the same,
-# but somebody else opens the door. (No number is copied, so a large tensor takes no longer than a small one.)
+# exchanged their contents. It is as if two families swapped flats: the addresses in your notebook stay the same, but
+# somebody else opens the door. (No number is copied, so a large tensor takes no longer than a small one.)
 #
 # Even the shapes may differ:
 
@@ -155,9 +158,11 @@ print("saved:", saved["weight"][0].tolist())
 assert head.weight.all() and not saved["weight"].any()
 
 # %%
-# The old ones. A ``state_dict`` holds *detached* tensors: other objects that look at the same memory. A swap takes
-# ``weight`` to other memory, and they stay where they are. The same is true of ``weight.detach()``, ``weight.data`` and
-# a NumPy array that shares a weight's memory. So take them after the swap.
+# The old ones. A ``state_dict`` holds *detached* tensors: separate objects that look at the same memory. A swap takes
+# ``weight`` to other memory, and the detached tensors stay where they are.
+#
+# The same is true of ``weight.detach()``, ``weight.data`` and a NumPy array that shares a weight's memory. So take them
+# after the swap.
 #
 # A *view*, such as one row of a weight, is another such object, and PyTorch is stricter with it. A view remembers the
 # tensor that it is a part of, because changes and gradients of one must reach the other. After a swap it would belong
@@ -173,25 +178,24 @@ print(error_of(torch.utils.swap_tensors, weight, zeros))
 assert "Expected use_count of t1 to be 1" in message and not weight.any()
 
 # %%
-# As long as the view exists, the swap is refused; without it, it goes through. (``use_count`` counts the holders inside
-# PyTorch.) A weak reference, one that does not keep its object alive, blocks a swap as well. With a loss whose backward
-# pass is still to come, either the swap is refused or the backward pass is.
+# As long as the view exists, PyTorch refuses the swap. Once the view is gone, the swap goes through. (``use_count``
+# counts the holders inside PyTorch.) A weak reference, one that does not keep its object alive, blocks a swap too. If a
+# loss still waits for its backward pass, PyTorch refuses either the swap or the backward pass.
 #
-# In practice: swap before the forward pass or after the backward pass, and let go of views.
-# `Refused swaps <2b_refused_swaps.ipynb>`_ shows what would go wrong otherwise.
+# In practice: swap before the forward pass or after the backward pass, and delete views first.
 #
 # What the optimizer remembers
 # ----------------------------
 #
-# An optimizer follows a swap, for it holds the object. But AdamW also keeps *state* for each weight: running means of
-# its earlier gradients.
+# An optimizer follows a swap, because it holds the object. But AdamW also keeps *state* for each weight: running means
+# of its earlier gradients.
 #
 # **Predict first.** AdamW takes one step. Then we swap in a weight of zeros, and set its gradient to zero. Does the
 # next step move the weight?
 #
 # * No: a gradient of zero changes nothing.
 # * Yes, by weight decay.
-# * Yes, by the gradients of the weight that has left.
+# * Yes, by the gradients of the weight that was there before.
 
 p = nn.Parameter(torch.ones(3))
 adamw = torch.optim.AdamW([p])
@@ -206,8 +210,10 @@ print(p.data)
 assert p.all()
 
 # %%
-# Yes, and decay cannot be the reason, since it shrinks a 0 to 0. The state belongs to the object: the mean gradient of
-# the weight that has left still pushes the new one. If a swap changes what a weight means, delete its state.
+# Yes, by the gradients of the old weight. Decay cannot be the reason, since it shrinks 0 to 0. But the state belongs to
+# the object, so the old weight's mean gradient still pushes the new one.
+#
+# If a swap changes what a weight means, delete its state:
 
 torch.utils.swap_tensors(p, nn.Parameter(torch.zeros(3)))
 del adamw.state[p]
@@ -222,19 +228,20 @@ assert not p.any()
 # -------------
 #
 # A model has many weights, and one refusal in the middle would leave it half converted. So the package checks every
-# tensor first, and swaps all or none. ``quantize_`` of the last lesson works that way. An optimizer that was built
-# before holds the quantised weights afterwards.
+# tensor first, and swaps all of them or none. ``quantize_`` of the last lesson works this way: an optimizer that was built
+# earlier holds the quantised weights afterwards.
 #
-# What exactly moves in a swap, and what stays, is in `what a swap moves <2a_what_a_swap_moves.ipynb>`_.
+# `Swaps in depth <2a_what_a_swap_moves.ipynb>`_ lists what moves and what stays, and shows what would go wrong if
+# PyTorch refused nothing.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Add a sixth place to ``places``: a tuple, a closure, or an ``nn.ParameterList``. A right answer predicts
+# 1. *Easy.* Add a sixth place to ``places``: a tuple, a closure, or an ``nn.ParameterList``. A good answer predicts
 #    first whether it follows the assignment, ``.data =`` and the swap.
 # 2. *Easy.* Swap a buffer, the running mean of a BatchNorm layer, and then swap a parameter for a plain tensor. A right
 #    answer says what ``named_parameters`` lists in the second case, and why. Hint: ``module._parameters``.
-# 3. *Hard.* Write a swap that moves an optimizer's state along, for equal shapes. A right answer goes on exactly like a
+# 3. *Hard.* Write a swap that moves an optimizer's state along, for equal shapes. A good answer goes on exactly like a
 #    run in which the optimizer held the other tensor from the start. Hint: both tensors need a key in ``state``.
 #
 # Summary
@@ -242,6 +249,6 @@ assert not p.any()
 #
 # * ``module.weight = new`` reaches one holder of a weight. A tied head, a list and an optimizer keep the old tensor,
 #   without an error.
-# * ``torch.utils.swap_tensors`` exchanges what two objects are: class, attributes, shape and numbers. Every holder of
-#   the object follows.
-# * Detached tensors keep the old numbers, views make PyTorch refuse, and an optimizer keeps its state.
+# * ``torch.utils.swap_tensors`` exchanges everything that two objects are: class, attributes, shape and numbers. Every
+#   holder of the object follows.
+# * Detached tensors keep the old numbers, a view makes PyTorch refuse, and an optimizer keeps its state.

@@ -1,10 +1,10 @@
 r"""
-What a swap moves
-=================
+Swaps in depth: what moves, and what PyTorch refuses
+====================================================
 
-The lesson on `swapping two tensors <2_swapping_tensors.ipynb>`_ exchanges the contents of two tensors, and everyone who
-holds one of them follows. What exactly are the contents? This page writes the exchange in three lines, lets PyTorch's
-own function and these lines move one property after another, and tries every kind of holder.
+The lesson on `swapping two tensors <2_swapping_tensors.ipynb>`_ exchanges the contents of two tensors, and everything
+that holds one of them follows. What exactly are the contents? Why does PyTorch refuse some swaps, and what would go wrong
+if it did not? And how do you swap the tensors of a whole model, all or none?
 
 Three layers
 ------------
@@ -14,12 +14,12 @@ What Python calls a tensor is three things, each of which leads to the next.
 * The **Python object** has an identity, a class and a ``__dict__`` of attributes. Names, lists and optimizers hold
   the Python object.
 * The **at::Tensor** is a C++ object. It has shape, strides and dtype, and all that autograd knows: ``requires_grad``,
-  the gradient, the node that made it.
+  the gradient, the node that computed it.
 * The **storage** is the memory. Several at::Tensors may share it: ``detach`` makes a new Python object with a new
   at::Tensor over the same storage.
 
 You can read the addresses of all three; ``_cdata`` is that of the at::Tensor. Names with one leading underscore, here
-and below, are private to PyTorch: learn with them, and build nothing on them.
+and below, are private to PyTorch: learn with them, but build nothing on them.
 
 Here are two tensors before and after a swap, with a list that holds the first and an alias from ``detach``. Every
 arrow of the figure is read from the addresses.
@@ -27,7 +27,7 @@ arrow of the figure is read from the addresses.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../7_optimizers/4_in_backward"]
-# sphinx_gallery_words = ["swap_tensors", "torch.utils.swap_tensors", "_swap_tensor_impl", "TensorImpl", "at::Tensor", "storage", "detach", "data_ptr", "tensor subclass"]
+# sphinx_gallery_words = ["swap_tensors", "torch.utils.swap_tensors", "_swap_tensor_impl", "TensorImpl", "at::Tensor", "storage", "detach", "data_ptr", "tensor subclass", "Couldn't swap", "Expected use_count", "AccumulateGrad", "poisoned by swap_tensors", "weakref", "Cannot swap t1 because it has weakref associated with it", "set_swap_module_params_on_conversion"]
 import weakref
 from itertools import pairwise
 
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils import swap_tensors
 
 from lm_from_scratch.instruments.plot import COLOURS, figure
-from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.swap import swap_, swap_on_conversion
 
 
 def layers(name, x):
@@ -88,7 +88,7 @@ def draw(ax, chains, title):
     ax.axis("off")
 
 
-made, axes = figure(6.4, 5.4, rows=2)
+_, axes = figure(6.4, 5.4, rows=2)
 draw(axes[0], before, "Before the swap")
 draw(axes[1], after, "After: the dashed arrows are new")
 plt.show()
@@ -99,7 +99,7 @@ assert before[2] == after[2]  # the alias does not follow
 
 # %%
 # Exactly two arrows have changed. Names still lead to the same objects, and each at::Tensor keeps its storage. The
-# alias has an at::Tensor of its own; it still shows the old memory, which is that of ``t2`` now.
+# alias has an at::Tensor of its own: it still shows the old memory, which now belongs to ``t2``.
 #
 # The swap in three lines
 # -----------------------
@@ -115,17 +115,15 @@ def three_lines(a, b):
 
 
 # %%
-# ``_swap_tensor_impl`` checks little. PyTorch's function adds one loop, for attributes in slots, and it refuses some
-# pairs before it starts. Everything else should be equal.
+# ``_swap_tensor_impl`` checks little. PyTorch's function also exchanges attributes in slots, and it refuses some pairs
+# before it starts. In everything else the two agree.
 #
 # What moves
 # ----------
 #
-# Each row below reads one property of a pair, swaps, and reads again. If the two readings have changed places the
-# property *moves*; if they are as before it *stays*. A row only counts if the two differ at first.
-#
-# The pair is a parameter with a gradient, an attribute, a hook and one change in place, which its *version counter* has
-# counted, and a plain tensor of another shape and dtype.
+# Each row below reads one property of a pair, swaps, and reads again. If the two readings have changed places, the
+# property *moves*; if they are as before, it *stays*. The pair is a parameter with a gradient, an attribute, a hook and
+# one change in place, which its *version counter* has counted, and a plain tensor of another shape and dtype.
 
 
 def unlike():
@@ -136,16 +134,6 @@ def unlike():
     with torch.no_grad():
         a.add_(1)
     return a, torch.arange(3, dtype=torch.float64)
-
-
-class Slotted(Tensor):
-    __slots__ = ("unit",)
-
-
-def with_slots():
-    a, b = (torch.zeros(n).as_subclass(Slotted) for n in (2, 3))
-    a.unit, b.unit = "metre", "second"
-    return a, b
 
 
 def computed():
@@ -163,7 +151,6 @@ PROPERTIES = {
     "hash": (unlike, hash),
     "class": (unlike, type),
     "__dict__": (unlike, lambda t: dict(t.__dict__)),
-    "a slot": (with_slots, lambda t: t.unit),
     "shape": (unlike, lambda t: t.shape),
     "dtype": (unlike, lambda t: t.dtype),
     "storage": (unlike, lambda t: t.data_ptr()),
@@ -194,32 +181,19 @@ for name, row in PROPERTIES.items():
 
 stay = {"id", "hash", "the list of hooks"}
 assert {k for k, (torchs, _) in moves.items() if torchs == "stays"} == stay
-assert {k for k, (x, y) in moves.items() if x != y} == {"a slot"}
+assert all(x == y for x, y in moves.values())
 
 # %%
-# The contents of the object move, and its identity stays. Our three lines differ from PyTorch in the slots alone. A
-# slot is an attribute that a class keeps outside ``__dict__``.
-#
-# The last two rows contradict each other. A hook acts on the gradient, so it belongs to the at::Tensor and moves. The
-# Python list of hooks does not move with it. A hook that you register on ``a`` after the swap goes into that list, and
-# acts on ``b``.
-
-a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))
-a.register_hook(lambda g: 10 * g)
-swap_tensors(a, b)
-a.register_hook(lambda g: 7 * g)
-factors = [hooked_gradient(t)[0] for t in (a, b)]
-print("gradient of a times", factors[0], "- gradient of b times", factors[1])
-assert factors == [1, 70]
-
-# %%
-# So register hooks after the swap, on a tensor that had none.
+# The contents of the object move, and its identity stays. The last two rows contradict each other. A hook acts on the
+# gradient, so it belongs to the at::Tensor and moves. The Python list of hooks does not move with it: a hook that you
+# register on ``a`` after the swap goes into that list, and acts on ``b``. So register hooks after the swap, on a tensor
+# that had none.
 #
 # Which holders follow
 # --------------------
 #
-# Now the holders. ``a`` holds zeros and ``b`` ones. Something takes hold of ``a``; then we swap, and look through it.
-# It sees the *new* numbers, or the *old* ones, or the swap is refused.
+# ``a`` holds zeros and ``b`` ones. Something takes hold of ``a``; then we swap, and look through the holder. It sees the
+# *new* numbers, or the *old* ones, or the swap is refused.
 
 
 def linear(a):
@@ -290,38 +264,220 @@ assert all(ours[k] == seen[k] for k in follow | aliases)
 
 # %%
 # A holder of the object follows. A holder of another at::Tensor over the same storage does not, and there is no
-# warning. A ``state_dict`` belongs to this second group: its values are detached, so one from before the swap holds the
-# old numbers. Why three swaps are refused is the question of `refused swaps <2b_refused_swaps.ipynb>`_.
+# warning. A ``state_dict`` belongs to this second group: its values are detached.
 #
-# The two tensors may differ in almost everything.
+# Three rows are refused, though the three lines would swap all of them. A weak reference would even follow, as a strong
+# one does. The danger is in containers built on weak references: they file something under a tensor, and the swap
+# changes what it is filed under.
+#
+# Why graphs are in the way
+# -------------------------
+#
+# C++ counts who holds an at::Tensor. The Python object is one holder, however many names it has. Autograd can add more.
 
 
-def kind(x):
-    return type(x), x.shape, x.dtype, x.layout, x.device
+def refusal(function, *args):
+    try:
+        function(*args)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return str(error)
 
 
-PAIRS = [
-    (nn.Parameter(torch.zeros(3)), torch.zeros(2, device="meta")),
-    (torch.zeros(3), torch.eye(3).to_sparse()),
-    (nn.Parameter(torch.randn(2, 8)), Int8Weight.quantize(torch.randn(3, 8))),
-    (torch.zeros(4)[:2], torch.zeros(3)),
-]
-for a, b in PAIRS:
-    kinds = kind(a), kind(b)
-    swap_tensors(a, b)
-    print(f"now {type(a).__name__:11} {a.layout} on {a.device}")
-    assert (kind(b), kind(a)) == kinds
+def after_backward(a):
+    loss = (a * a).sum()
+    loss.backward()
+    return loss
+
+
+GRAPHS = {
+    "three names": lambda a: [a, a],
+    "detach()": Tensor.detach,
+    "view, no_grad": no_grad_view,
+    "2 * a": lambda a: 2 * a,
+    "a * a": lambda a: a * a,
+    "a * a, after backward": after_backward,
+}
+
+count = {}
+for name, hold in GRAPHS.items():
+    a, _ = two()
+    holder = hold(a)
+    count[name] = a._use_count()
+    print(f"{name:24}{count[name]}")
+assert count["three names"] == count["detach()"] == 1
+assert count["2 * a"] == count["a * a, after backward"] == 2
+assert count["view, no_grad"] == 2 and count["a * a"] > 2
 
 # %%
-# A parameter and an empty tensor of the meta device, dense and sparse, float32 and int8 codes with scales, a view and a
-# tensor of its own: all four were swapped.
+# A view keeps its base. In ``2 * a`` the second holder is the node ``AccumulateGrad``: it will add to ``a.grad``, so it
+# must know ``a``. In ``a * a`` the graph also saves ``a`` for its derivative. Backward frees what was saved, but the
+# node lives as long as the result.
+#
+# What goes wrong if such a tensor is swapped? We look where the gradient arrives.
+
+
+def gradient_goes(swap, graph):
+    a, b = two()
+    loss = graph(a).sum()
+    if refusal(swap, a, b):
+        return "swap refused"
+    message = refusal(loss.backward)
+    if message:
+        assert "poisoned by swap_tensors" in message
+        return "backward refused"
+    return "to b" if a.grad is None else "to a"
+
+
+print(f"{'':8}torch             three lines")
+goes = {}
+for name in ("2 * a", "a * a"):
+    row = [gradient_goes(s, GRAPHS[name]) for s in (swap_tensors, three_lines)]
+    goes[name] = row
+    print(f"{name:8}{row[0]:18}{row[1]}")
+assert goes["2 * a"] == ["backward refused", "to b"]
+assert goes["a * a"] == ["swap refused", "to b"]
+
+# %%
+# The node holds the at::Tensor, which is now the content of ``b``. The model and the optimizer hold ``a``. The gradient
+# would arrive where nobody looks: the very mistake that a swap is meant to avoid. A view has the same problem:
+# writing into it would change ``b``.
+#
+# PyTorch refuses, with one exception. If the node is the only other holder, the swap is allowed, because that is the
+# ordinary state after a training step whose loss still has a name. The node is *poisoned*: it raises if a backward pass
+# reaches it again.
+#
+# All or none
+# -----------
+#
+# A model has many weights. If you swap them one by one and one of them is refused, the model is left half converted. The
+# package's ``swap_`` checks every tensor before it swaps the first. ``quantize_`` works this way.
+
+layers_ = [nn.Linear(2, 2, bias=False) for _ in range(3)]
+pairs = [
+    (f"layer {i}", layer.weight, nn.Parameter(torch.ones(2, 2)))
+    for i, layer in enumerate(layers_)
+]
+
+
+def swapped():
+    return [bool((layer.weight == 1).all()) for layer in layers_]
+
+
+view = layers_[1].weight[0]
+message = refusal(swap_, pairs)
+print(message)
+assert message.startswith("layer 1 ") and swapped() == [False] * 3
+
+del view
+swap_(pairs)
+assert swapped() == [True] * 3
+
+# %%
+# Bug museum
+# ----------
+#
+# The flag left on
+# ~~~~~~~~~~~~~~~~
+#
+# ``Module.to`` and ``load_state_dict`` swap ordinary parameters only if a global flag of PyTorch says so. PyTorch's
+# tutorial on extension points (see Sources) sets the flag, and its last use never takes it back. What happens to a
+# conversion, elsewhere and later? (T3)
+
+
+def converts(situation):
+    module = nn.Linear(2, 1)
+    held = situation(module)
+    try:
+        module.to(torch.bfloat16)
+        if isinstance(held, Tensor) and held.dim() == 0:
+            held.backward()
+    except RuntimeError as error:
+        known = ("Couldn't swap", "poisoned")
+        reason = next(word for word in known if word in str(error))
+        dtypes = ", ".join(str(p.dtype)[6:] for p in module.parameters())
+        return f"{reason}: {dtypes}"
+    return "runs"
+
+
+SITUATIONS = {
+    "nothing special": lambda m: None,
+    "a view is alive": lambda m: m.weight[0],
+    "a weak reference": lambda m: weakref.ref(m.bias),
+    "before backward": lambda m: m(torch.ones(1, 2)).sum(),
+}
+
+results = {}
+flag_is_on = torch.__future__.get_swap_module_params_on_conversion
+for on in (False, True):
+    torch.__future__.set_swap_module_params_on_conversion(on)
+    print("flag on" if on else "flag off")
+    for name, situation in SITUATIONS.items():
+        results[on, name] = converts(situation)
+        print(f"  {name:18}{results[on, name]}")
+torch.__future__.set_swap_module_params_on_conversion(False)
+
+assert all(v == "runs" for (on, _), v in results.items() if not on)
+assert results[True, "nothing special"] == "runs"
+assert results[True, "a view is alive"] == "Couldn't swap: float32, float32"
+assert results[True, "a weak reference"] == "Couldn't swap: bfloat16, float32"
+assert results[True, "before backward"] == "poisoned: bfloat16, bfloat16"
+
+# %%
+# Three conversions that ran before now raise, in code that knows nothing of the flag. The third row is worse: the
+# weight was converted, then the bias was refused, and the module is left with two dtypes.
+#
+# The fix is a ``with`` block, which restores the flag even after an error. The check: after every test, the flag is what
+# it was before.
+
+
+def fails():
+    with swap_on_conversion():
+        assert flag_is_on()
+        raise ValueError
+
+
+assert refusal(fails) == "" and not flag_is_on()
+
+# %%
+# The refusal that left a mark
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# Swapping and swapping back after a refusal: all numbers are as before, and a graph is poisoned. (M20)
+#
+# Why does ``swap_`` ask first? It could try, and swap back if one pair is refused. The package's first version did so, and
+# afterwards all numbers were as before. Here is the smallest case of what is wrong with that: one pair, where ``a``
+# waits for a gradient and ``b`` has a view.
+
+
+def refused_then_backward(swap):
+    a, b = two()
+    loss, view = (2 * a).sum(), b[0]
+    assert refusal(swap, a, b)
+    assert not a.any() and view.all()  # nothing has moved
+    return refusal(loss.backward)
+
+
+def ask_first(a, b):
+    swap_([("a", a, b)])
+
+
+print(refused_then_backward(swap_tensors)[:71])
+assert "poisoned" in refused_then_backward(swap_tensors)
+assert refused_then_backward(ask_first) is None
+
+# %%
+# PyTorch poisons the node of ``a``, then looks at ``b`` and refuses. Swapping back would poison it once more. The fix is
+# to ask before any swap.
+#
+# The check runs a backward pass after the refusal. If you promise that nothing was changed, comparing numbers is not
+# enough.
 #
 # Which sentence is false?
 # ------------------------
 #
 # 1. A swap of large tensors takes longer, because it copies numbers.
-# 2. Everyone who holds ``p`` also sees ``p.data = x``.
-# 3. A swap is refused if someone else shares the memory of the tensor.
+# 2. Every holder of ``p`` also sees ``p.data = x``.
+# 3. A swap is refused if another tensor shares the memory.
 
 a, b = torch.zeros(1000, 1000), torch.ones(2000, 1000)
 addresses = a.data_ptr(), b.data_ptr()
@@ -337,30 +493,36 @@ assert seen["detach()"] == seen["numpy()"] == "old"  # 3
 
 # %%
 # Sentences 1 and 3 are false, and 2 is true. The numbers stay where they are in memory. Setting ``.data`` reaches
-# everyone, but it leaves class and attributes as they were. And what counts for a refusal is the at::Tensor, not the
+# every holder, but leaves class and attributes as they were. And what counts for a refusal is the at::Tensor, not the
 # memory.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Add a row to the table of holders: a tuple, a ``functools.partial``, an ``nn.ParameterList``, an entry of
-#    ``dict(module.named_parameters())``. A right answer predicts each verdict first. Hint: which layer does it hold?
-# 2. *Medium.* Give the three lines the missing loop over slots. A right answer moves the row *a slot*, also when only
-#    one of the two has set it. Hint: ``copyreg._slotnames`` and ``hasattr``.
+#    ``dict(module.named_parameters())``. A good answer predicts each verdict first. Hint: which layer does it hold?
 #
 # Summary
 # -------
 #
 # * A tensor is a Python object, an at::Tensor and a storage. A swap exchanges class, attributes and at::Tensor of two
-#   objects, and copies no number.
-# * Identity stays, and with it whoever holds the object: lists, closures, tied modules, optimizers.
-# * ``detach``, ``.data``, ``numpy`` and an older ``state_dict`` keep the old numbers silently.
+#   objects, and copies no number. Whatever holds the object follows: lists, closures, tied modules, optimizers.
+# * ``detach``, ``.data``, ``numpy`` and an older ``state_dict`` keep the old numbers, without a warning.
+# * Views, weak references and graphs that saved the tensor make PyTorch refuse. A node that only waits for a gradient is
+#   poisoned, even by a swap that is refused. So ``swap_`` asks first, and swaps all or none.
+# * The flag that makes ``Module.to`` swap is global. Set it in a ``with`` block.
 #
 # Sources
 # -------
 #
-# * PyTorch: `Extension points in nn.Module for load_state_dict and tensor subclasses <https://docs.pytorch.org/tutorials/recipes/recipes/swap_tensors.html>`_, the tutorial that this chapter takes up.
+# * PyTorch: `Extension points in nn.Module for load_state_dict and tensor subclasses <https://docs.pytorch.org/tutorials/recipes/recipes/swap_tensors.html>`_, the tutorial whose last use leaves the flag on.
 # * PyTorch: `torch.utils.swap_tensors <https://docs.pytorch.org/docs/stable/generated/torch.utils.swap_tensors.html>`_.
+# * `Add swap_tensors path to nn.Module._apply <https://github.com/pytorch/pytorch/pull/117167>`_: the flag, and why
+#   graphs are in the way.
+# * `Relax use_count constraints for swap_tensors <https://github.com/pytorch/pytorch/pull/127313>`_: the exception
+#   for a node that waits, and the poison.
+# * `Weak references and swapped tensors <https://github.com/pytorch/pytorch/issues/186796>`_: how a compiled module can
+#   block a swap, and a discussion whether PyTorch should refuse.
 
 import platform
 

@@ -4,10 +4,10 @@ An optimizer that updates nothing
 
 You build a model, then an optimizer, and then fill the model with the weights of a checkpoint, with
 ``load_state_dict(assign=True)``: the usual steps, in an unlucky order. There is no error. The program computes a loss,
-calls ``backward`` and ``step``, and goes on.
+calls ``backward`` and ``step``, and carries on.
 
-Here the shipped GPT-2 should learn one text by heart in 15 steps: once after such a start, and once with a switch of
-PyTorch set while it loads.
+Here the shipped GPT-2 is to learn one text by heart in 15 steps: once after such a start, and once with one of
+PyTorch's switches on while it loads.
 """
 
 # sphinx_gallery_needs = ["2_swapping_tensors"]
@@ -59,14 +59,13 @@ assert runs["with a swap"][0][-1] < 0.1 * runs["with a swap"][0][0]
 assert abs(runs["with a swap"][0][0] - runs["as it comes"][0][0]) < 1e-4
 
 # %%
-# The upper line does not move at all. The lower one is the same program, with the switch set.
+# The upper line does not move at all. The lower one is the same program with the switch on.
 #
 # What the optimizer holds
 # ------------------------
 #
-# An optimizer keeps a list of tensors, from the moment when it is built. ``load_state_dict(assign=True)`` is quick
-# because it copies nothing: it puts the tensors of the checkpoint into the model as *new parameters*. Here is the table
-# of tokens after loading.
+# When an optimizer is built, it keeps a list of tensors. ``load_state_dict(assign=True)`` is quick because it copies
+# nothing: it puts the checkpoint's tensors into the model as *new parameters*. Here is the token table after loading.
 
 from lm_from_scratch.drawings import quantized_weights as drawings
 
@@ -81,14 +80,14 @@ drawings.holders(
 )
 
 # %%
-# The model computes with the loaded tensors, so they receive the gradients. The optimizer holds tensors that nothing
+# The model computes with the loaded tensors, so these receive the gradients. The optimizer holds tensors that nothing
 # uses any more.
 #
 # **Predict first.** AdamW does more than follow gradients: in every step its *weight decay* also shrinks each weight a
 # little. What has it done to the tensors that it holds, in 15 steps?
 #
 # * It has shrunk them a little.
-# * It has moved them as if they were still the model's.
+# * It has moved them as if the model still used them.
 # * Nothing.
 
 before = load_shipped("gpt2-docs")[0].transformer.wte.weight
@@ -98,10 +97,10 @@ assert torch.equal(held, before) and held.grad is None
 assert optimizer.defaults["weight_decay"] > 0
 
 # %%
-# Nothing. The old tensors get no gradient, and an optimizer passes over a tensor without one, decay included. Such an
-# optimizer, and the parameters that it does not reach, we call *stranded*.
+# Nothing. The old tensors get no gradient, and an optimizer skips a tensor without a gradient, decay included.
 #
-# This small function finds out, in your program too. It compares objects, not numbers:
+# We call the parameters that an optimizer no longer reaches *stranded*. This small function finds them, in your program
+# too. It compares objects, not numbers:
 
 
 def stranded(module, optimizer):
@@ -118,22 +117,21 @@ assert len(stranded(*runs["as it comes"][1:])) == len(list(model.parameters()))
 assert not stranded(*runs["with a swap"][1:])
 
 # %%
-# The simple rule is: load and convert first, then build the optimizer. The rest of this page is for programs in which
-# that is not possible, and for the question why the wrong order so often works.
+# The rule is simple: load and convert first, then build the optimizer. The rest of this page is for programs in which
+# you cannot, and it explains why the wrong order so often works.
 #
 # Three ways into a module
 # ------------------------
 #
-# ``module.to``, ``bfloat16``, ``cuda`` and their like compute a new tensor for each parameter. PyTorch knows three ways
-# to put it into the module:
+# ``module.to``, ``bfloat16``, ``cuda`` and the like compute a new tensor for each parameter. PyTorch has three ways to
+# put it into the module:
 #
 # * ``.data =``, the default: the old object gets the new numbers.
-# * A new parameter, as an assignment makes it. A flag of PyTorch asks for that.
+# * A new parameter, as in an assignment. One of PyTorch's flags asks for this.
 # * A *swap*, if another flag is set.
 #
-# The package has a function that tries them: ``observe`` converts a small module whose embedding and head are tied, and
-# looks at all holders of the weight. In its table, ``True`` means that a holder follows, and ``left`` that it keeps the
-# old numbers.
+# The package's ``observe`` tries them: it converts a small module whose embedding and head are tied, and looks at every
+# holder of the weight. In the table, ``True`` means that a holder follows, and ``left`` that it keeps the old numbers.
 
 from lm_from_scratch.instruments.references import PATHS, observe
 
@@ -152,8 +150,8 @@ assert ways[".data ="].view == ways["new parameter"].view == "left"
 assert ways["swap"].view == "RuntimeError"
 
 # %%
-# New parameters lose the optimizer *and* the tie: embedding and head become two matrices. The default keeps both. That
-# is why ``model.to`` after building an optimizer usually works.
+# New parameters lose the optimizer *and* the tie: embedding and head become two matrices. The default keeps both, which
+# is why ``model.to`` usually works even after you have built the optimizer.
 #
 # **Predict first.** Large models are often built on the *meta* device, where a tensor has a shape and no memory;
 # ``to_empty`` gives it memory later. An optimizer is built in between. Is it stranded?
@@ -170,15 +168,15 @@ print("stranded:", stranded(module, optimizer))
 assert stranded(module, optimizer) == ["weight", "bias"]
 
 # %%
-# Yes. ``.data =`` cannot pour numbers into a tensor without memory. Where it cannot, PyTorch makes new parameters,
-# without a warning.
+# Yes, for every weight. ``.data =`` cannot pour numbers into a tensor without memory, so PyTorch makes new parameters
+# instead, without a warning.
 #
 # The flag
 # --------
 #
 # Now for the switch of the first picture. ``torch.__future__.set_swap_module_params_on_conversion(True)`` makes
 # conversions and ``load_state_dict`` swap. It is global, so the package's ``swap_on_conversion`` sets it for a ``with``
-# block and puts back what was there.
+# block and restores the old value afterwards.
 
 module = nn.Linear(2, 2, device="meta")
 optimizer = torch.optim.SGD(module.parameters())
@@ -190,8 +188,8 @@ assert not stranded(module, optimizer) and not module.weight.is_meta
 assert not torch.__future__.get_swap_module_params_on_conversion()
 
 # %%
-# The price is in the last column of the table. A view follows no conversion. Without the flag it is left behind with
-# the old numbers. With the flag you get an error.
+# The price is in the last column of the table: a view never follows a conversion. Without the flag it keeps the old
+# numbers. With the flag you get an error.
 
 module = nn.Linear(2, 2)
 row = module.weight[0]
@@ -208,14 +206,14 @@ assert module.weight.dtype == torch.bfloat16 and row.dtype == torch.float32
 
 # %%
 # An error is better than a view with wrong numbers. But do not leave the flag on: code that knows nothing of it would
-# fail where it ran before. A loss that waits for its backward pass leads to errors, too.
-# `Conversions in depth <3a_conversions_in_depth.ipynb>`_ has a table of 13 ways to give a module new numbers.
+# fail where it used to run. A loss that still waits for its backward pass causes errors, too. `Conversions in depth
+# <3a_conversions_in_depth.ipynb>`_ has a table of 13 ways to give a module new numbers.
 #
 # Quantise what an optimizer holds
 # --------------------------------
 #
-# Here is a case that needs a swap. The shipped GPT-2 is being trained, and AdamW has taken one step. Then every matrix
-# is to become one of 8 bits.
+# Here is a case that needs a swap. The shipped GPT-2 is being trained, and AdamW has taken one step. Now every matrix is
+# to become 8-bit.
 
 model, tokenizer = load_shipped()
 idx = torch.tensor([tokenizer.encode(text)[:97]])
@@ -236,7 +234,7 @@ objects = [id(p) for p in model.parameters()]
 size = sum(p.nbytes for p in model.parameters())
 
 # %%
-# **Predict first.** What does the optimizer do after that?
+# **Predict first.** What does the optimizer do after ``quantize_``?
 #
 # * It is stranded.
 # * It raises an error at the first int8 weight.
@@ -265,26 +263,27 @@ assert not torch.equal(model.transformer.ln_f.weight, norm)
 assert torch.equal(model.head.weight.codes, codes)
 
 # %%
-# It trains what is left. Every object is the one it was, and the tie holds. Norms, biases and positions still have
-# gradients and go on learning; the 8-bit weights have none, and the optimizer passes over them. It still keeps their
-# moments: delete those from ``optimizer.state`` if you need the memory.
+# It trains what is left to train. Norms, biases and positions still get gradients and go on learning; the 8-bit weights
+# get none, and the optimizer skips them.
+#
+# Every object is the one it was, and the tie holds. The optimizer still keeps the moments of the 8-bit weights: delete
+# them from ``optimizer.state`` if you need the memory.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* ``nn.utils.prune.random_unstructured`` and ``nn.utils.parametrizations.weight_norm`` rename parameters.
-#    Which of them strands an optimizer? A right answer shows the names, and explains both by ``id``.
-# 2. *Easy.* Repair the first program of this page without any flag, by moving one line. A right answer has an empty
-#    list of stranded parameters and a loss that falls.
+#    Which of them strands an optimizer? A good answer shows the names, and explains both by ``id``.
+# 2. *Easy.* Fix the first program of this page without any flag, by moving one line. A good answer has an empty list of
+#    stranded parameters and a loss that falls.
 # 3. *Hard.* Write ``restore_(optimizer, old, new)``, which repairs an optimizer after an assignment, with its state.
-#    A right answer trains on with the same losses as a swap. Hint: AdamW, and two places to repair.
+#    A good answer continues training with the same losses as after a swap. Hint: AdamW, and two places to repair.
 #
 # Summary
 # -------
 #
-# * An optimizer holds objects. If a parameter is replaced by a new one, the optimizer updates nothing, without an
-#   error.
+# * An optimizer holds objects. If you replace a parameter by a new one, the optimizer updates nothing, without an error.
 # * ``Module.to`` pours numbers into the old object if it can, and makes new parameters if it cannot.
-#   ``load_state_dict(assign=True)`` makes new ones, too.
+#   ``load_state_dict(assign=True)`` always makes new ones.
 # * Load and convert before you build the optimizer. If you cannot, set the swap flag in a ``with`` block, and compare
 #   objects afterwards.

@@ -2,16 +2,16 @@ r"""
 Conversions in depth: who still holds a parameter
 =================================================
 
-The lesson on `an optimizer that updates nothing <3_conversions.ipynb>`_ finds one conversion that keeps everyone, and
+The lesson on `an optimizer that updates nothing <3_conversions.ipynb>`_ finds one conversion that keeps all holders, and
 one that loses the optimizer. Which holders does each way to give a module new numbers keep? This page measures that,
 prints a table for 13 ways, and compares it with what PyTorch's own tutorial says.
 
-The exchange itself is taken apart in `what a swap moves <2a_what_a_swap_moves.ipynb>`_; what happens when the swap flag
-is left on is in `refused swaps <2b_refused_swaps.ipynb>`_.
+`Swaps in depth <2a_what_a_swap_moves.ipynb>`_ takes the exchange itself apart, and shows what happens when the swap flag
+is left on.
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_needs = ["2a_what_a_swap_moves", "2b_refused_swaps"]
+# sphinx_gallery_needs = ["2a_what_a_swap_moves"]
 # sphinx_gallery_museum = ["T1", "T2"]
 # sphinx_gallery_words = ["Module._apply", "set_overwrite_module_params_on_conversion", "set_swap_module_params_on_conversion", "tensor subclass", "__tensor_flatten__", "load_state_dict assign", "to_empty"]
 
@@ -81,7 +81,7 @@ def train(change):
 
 runs = {way.__name__: train(way) for way in (in_place, assignment, swap)}
 losses = {name: run[0] for name, run in runs.items()}
-made, (ax,) = figure(6.4, 3.0)
+_, (ax,) = figure(6.4, 3.0)
 for i, (name, values) in enumerate(losses.items()):
     style = {"ls": ("-", "--", ":")[i], "lw": (1.8, 1.8, 4)[i]}
     ax.plot(values, color=COLOURS[i], label=name, **style)
@@ -244,8 +244,8 @@ print("parameter and gradient:", *dtypes)
 assert dtypes == (torch.bfloat16, torch.float32)
 
 # %%
-# A swap is stricter, for the reasons on the page on refused swaps: it is refused, or the node at which the gradient
-# would arrive is poisoned.
+# A swap is stricter, for the reasons on the page on swaps: it is refused, or the node at which the gradient would arrive
+# is poisoned.
 
 for name, x_needs in (("the graph needs it", True), ("it ends there", False)):
     module = Tied()
@@ -478,8 +478,7 @@ except RuntimeError as error:
 #    answer predicts the ten fields first. Which row of the table are they equal to?
 # 2. *Medium.* Give the weight of a ``Tied`` a hook that doubles its gradient, convert, and look at the gradient of
 #    ``module.weight.sum()``. Do so for all ``PATHS``: each is a tuple of the conversion and, for some, the argument of
-#    ``Tied``. A right answer has a cell for each row, and explains those of the swaps with the page on what a swap
-#    moves.
+#    ``Tied``. A good answer has a cell for each row, and explains those of the swaps with the page on swaps.
 #
 # Summary
 # -------

@@ -4,9 +4,9 @@ A weight that is int8 inside
 
 With 8 bits, a weight is two tensors: whole numbers, the *codes*, and a *scale* for each row. The model's code knows
 nothing of this. Its layers go on calling ``F.linear``, PyTorch's product with a weight matrix, on ``self.weight``, and
-still it runs. How?
+it still runs. How?
 
-Here is one weight of the shipped GPT-2 after ``quantize_`` of the lesson on `int8 and int4 <1_int8_int4.ipynb>`_.
+Here is one weight of the shipped GPT-2 after ``quantize_`` from the lesson on `int8 and int4 <1_int8_int4.ipynb>`_.
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "2_swapping_tensors", "3_conversions"]
@@ -40,7 +40,7 @@ drawings.held_tensors(
 )
 
 # %%
-# From outside it is a matrix of float32: ``weight.dtype`` says so. It holds about a quarter of the bytes. And you can
+# From outside it is a float32 matrix: ``weight.dtype`` says so. But it holds about a quarter of the bytes. And you can
 # do with the model what people do with models: copy it, convert it, save and load its ``state_dict``.
 
 prompt = "The with statement is used to wrap"
@@ -50,23 +50,22 @@ def write(model):
     return "".join(generate_text(model, tokenizer, prompt, 12, GREEDY))
 
 
-twin = copy.deepcopy(model).to(torch.bfloat16)
-twin.load_state_dict(model.state_dict())
-print(twin.transformer.h[0].attn.c_attn.weight.nbytes, "bytes")
-print(prompt + write(twin))
+half = copy.deepcopy(model).to(torch.bfloat16)
+half.load_state_dict(model.state_dict())
+print(half.transformer.h[0].attn.c_attn.weight.nbytes, "bytes")
+print(prompt + write(half))
 
-assert type(twin.transformer.h[0].attn.c_attn.weight) is type(weight)
-assert twin.transformer.h[0].attn.c_attn.weight.nbytes == 49_152 + 768
-assert "without" in write(twin) and "without" in write(model)
+assert type(half.transformer.h[0].attn.c_attn.weight) is type(weight)
+assert half.transformer.h[0].attn.c_attn.weight.nbytes == 49_152 + 768
+assert "without" in write(half) and "without" in write(model)
 
 # %%
-# None of this is in the model's code. The *tensor* does it, and on this page you write such a tensor.
+# None of this is in the model's code. The *tensor* does it, and on this page you will write such a tensor.
 #
 # Why not plain int8?
 # -------------------
 #
-# First the codes and the scale, made as in that lesson: the number of a row that is farthest from 0 gets the code 127 or
-# -127.
+# First compute codes and scale as that lesson does: in each row, the number farthest from 0 gets the code 127 or -127.
 
 
 def encode(matrix):
@@ -83,8 +82,8 @@ x = torch.randn(3, 128)  # three tokens
 assert torch.equal(codes, weight.codes) and torch.equal(scale, weight.scale)
 
 # %%
-# **Predict first.** The shortest way would be to put the codes into the layer as they are, as a plain int8 tensor. What
-# does ``layer(x)`` return?
+# **Predict first.** The shortest way would be to put the codes into the layer as a plain int8 tensor. What does
+# ``layer(x)`` return?
 #
 # * numbers about a thousand times too large
 # * the right numbers, because torch converts int8 to float32
@@ -100,8 +99,8 @@ assert message
 layer.weight = nn.Parameter(matrix)
 
 # %%
-# Torch does not multiply float32 with int8, and it knows nothing of a scale. The codes need an object around them that
-# does.
+# Nothing: PyTorch does not multiply float32 by int8, and it knows nothing of a scale. The codes need an object around
+# them that does.
 #
 # A tensor with nothing in it
 # ---------------------------
@@ -110,10 +109,10 @@ layer.weight = nn.Parameter(matrix)
 # *wrapper*: a tensor that has a shape, a dtype and a device but no numbers. (Python calls ``__new__`` to make an
 # object, and then ``__init__`` to fill it.) Codes and scale are ordinary attributes.
 #
-# Whenever torch gets such a tensor, it calls two methods of the class: ``__torch_function__`` and
-# ``__torch_dispatch__``. Each receives what was called, ``func``, and its arguments, and looks for our answer in a
-# dictionary. If there is none, the first lets torch go on, and the second refuses. (The ``with`` line keeps a call
-# inside the first method from coming back to it.) The dictionaries are still empty.
+# Whenever PyTorch meets such a tensor, it calls two methods of the class: ``__torch_function__`` and
+# ``__torch_dispatch__``. Each receives the function that was called, ``func``, and its arguments, and looks up our answer
+# in a dictionary. Without an answer, the first method lets PyTorch carry on, and the second refuses. (The ``with`` line
+# keeps a call inside the first method from coming back to it.) The dictionaries are still empty.
 
 FUNCTIONS, OPERATORS = {}, {}
 
@@ -172,26 +171,26 @@ for name, result in attempt():
 assert not any(result == "works" for _, result in attempt())
 
 # %%
-# None. But the list of failures is a list of work: each says which operator it needs. ``aten`` is torch's library of
-# operators, and every call on a tensor is made of them. (``default`` is the ordinary one of an operator's variants.)
+# None. But the list of failures is a to-do list: each line names the operator that is missing. ``aten`` is PyTorch's
+# library of operators, of which every call on a tensor is made. (``default`` is the ordinary variant of an operator.)
 #
 # Two doors
 # ---------
 #
-# Look at the first line. You called ``F.linear``, and the error speaks of ``aten.t``, a transposition. A call meets
-# your class twice: as you wrote it, and again after autograd, which records operations for the backward pass, has taken
-# it apart into operators.
+# Look at the first line. You called ``F.linear``, and the error names ``aten.t``, a transposition. A call meets your
+# class twice: once as you wrote it, and again after autograd, which records operations for the backward pass, has split
+# it into operators.
 
-refused = ["all else is refused by name:", "NotImplementedError"]
+refused = ["everything else is refused by name:", "NotImplementedError"]
 drawings.two_doors(["F.linear"], ["detach", "clone", "_to_copy"], refused)
 
 # %%
-# The rule is simple. At the upper door answer what you want to see whole, at the lower one what many calls have in
-# common: ``nn.Parameter``, ``state_dict`` and ``.data`` all come down to ``detach``.
+# The rule is simple. At the upper door, answer calls that you want to see whole. At the lower door, answer operators that
+# many calls share: ``nn.Parameter``, ``state_dict`` and ``.data`` all come down to ``detach``.
 #
-# The product is answered at the upper door: decode, then multiply. At the lower one, ``detach`` and ``clone`` do to
-# codes and scale what torch does to a plain tensor. ``_to_copy`` is ``.to``. It must change the scale's dtype, while
-# the codes stay int8.
+# We answer the product at the upper door: decode, then multiply. At the lower door, ``detach`` and ``clone`` do to codes
+# and scale what PyTorch does to a plain tensor. ``_to_copy`` is ``.to``. It must change the scale's dtype, while the
+# codes stay int8.
 
 aten = torch.ops.aten
 
@@ -223,15 +222,15 @@ assert (F.linear(x, w) - F.linear(x, matrix)).abs().max() < 0.1
 assert copy.deepcopy(w).codes.data_ptr() != w.codes.data_ptr()
 
 # %%
-# Four of five. ``sum`` stays refused, on purpose: an operator that has not been thought about should say so. It is
-# tempting to decode the weight for every other operator instead. Then ``w.add_(1)`` would change a decoded copy that is
-# then thrown away, and an optimizer could run for hours without moving a weight.
+# Four of five work. ``sum`` is still refused, on purpose: an operator that nobody has thought about should say so. It is
+# tempting to decode the weight for every other operator instead. But then ``w.add_(1)`` would change a decoded copy and
+# throw it away, and an optimizer could run for hours without moving a weight.
 #
 # A whole module
 # --------------
 #
-# ``w.to(torch.bfloat16)`` is right now. But a model has weights in modules, and one ``module.bfloat16()`` converts them
-# all.
+# ``w.to(torch.bfloat16)`` is now right. But a model keeps its weights in modules, and one ``module.bfloat16()`` converts
+# them all.
 #
 # **Predict first.** We put the weight into a layer and call ``layer.bfloat16()``. What are the dtypes of the weight and
 # of its scale then?
@@ -249,12 +248,12 @@ assert layer.weight.dtype == torch.bfloat16
 assert layer.weight.scale.dtype == torch.float32
 
 # %%
-# The weight is lying. A module converts with ``weight.data = ...``, which gives the wrapper a new dtype and leaves the
-# attributes of the Python object alone. The error comes later and elsewhere, when the scale meets activations of
-# bfloat16.
+# bfloat16 and float32: the weight is lying. A module converts with ``weight.data = ...``, which gives the wrapper a new
+# dtype and leaves the attributes of the Python object alone. The error comes later and elsewhere, when the scale meets
+# bfloat16 activations.
 #
-# The fix is two more methods, from which torch learns which tensors are inside, and how to make a weight of them. (We
-# need no ``context``, so ``flatten`` returns None for it.) Then a module exchanges the whole weight by `swapping
+# The fix is two more methods: one says which tensors are inside, the other makes a weight of such tensors. (We need no
+# ``context``, so ``flatten`` returns None for it.) With them, a module exchanges the whole weight by `swapping
 # <2_swapping_tensors.ipynb>`_, and all its holders follow.
 
 
@@ -280,8 +279,8 @@ assert layer.weight.scale.dtype == layer.weight.dtype == torch.bfloat16
 # Into the shipped model
 # ----------------------
 #
-# That is all a model needs to write, to be copied and to be converted. Put a ``Weight`` into each of its 32 linear maps
-# (``nn.Linear``):
+# That is all a model needs in order to write, and to be copied and converted. Put a ``Weight`` into each of its 32 linear
+# layers (``nn.Linear``):
 
 mine, _ = load_shipped("gpt2-docs")
 maps = [m for m in mine.modules() if isinstance(m, nn.Linear)]
@@ -299,28 +298,28 @@ assert len(maps) == 32 and "without" in write(mine)
 assert before == 6_291_456 and after == 1_572_864 + 4 * 9_216
 
 # %%
-# The matrices take a quarter of the bytes, plus the scales. Copy and conversion work, and no line of the model's code
+# The matrices take a quarter of the bytes, plus the scales. Copying and conversion work, and no line of the model's code
 # has changed.
 #
-# The package's weight is this one with more answers: values copied in and out, embeddings, a backward pass that keeps
-# codes instead of a decoded matrix, and a kernel that reads codes. `A quantised weight, operator by operator
-# <4a_operators_in_depth.ipynb>`_ adds them one by one, and `codes of 8 and 4 bits <4b_codes_in_depth.ipynb>`_ shows how
-# two codes share a byte. The next lesson loads checkpoints into such a model.
+# The package's weight has more answers than this one: values copied in and out, embeddings, a backward pass that keeps
+# codes instead of a decoded matrix, and a kernel that reads codes. `A quantised weight in depth
+# <4a_operators_in_depth.ipynb>`_ adds them one by one. The next lesson loads checkpoints into such a model.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Add ``aten.empty_like.default`` to your table, so that ``nn.Linear.to_empty(device="meta")`` works. A right
-#    answer shows the device of wrapper, codes and scale.
-# 2. *Easy.* ``mine.load_state_dict(mine.state_dict())`` fails. Add the operator that it names. A right answer copies
+#    answer shows the devices of wrapper, codes and scale.
+# 2. *Easy.* ``mine.load_state_dict(mine.state_dict())`` fails. Add the operator that it names. A good answer copies
 #    codes and scale into the memory that is there, and shows with ``data_ptr()`` that the memory stayed the same.
-# 3. *Medium.* Quantise the token embedding of ``mine`` too. It is looked up *and* it is the head. A right answer says
+# 3. *Medium.* Quantise the token embedding of ``mine`` too. It is looked up *and* it is the head. A good answer says
 #    which two calls meet the weight, adds one operator, and lets the model write.
 #
 # Summary
 # -------
 #
 # * A tensor subclass can have a shape and a dtype outside and other tensors inside. The model's code stays as it is.
-# * Calls arrive at two doors: ``__torch_function__`` sees them whole, ``__torch_dispatch__`` sees torch's operators. An
-#   operator without an answer should fail by name.
-# * A wrapper and what it holds each have a dtype. ``__tensor_flatten__`` tells torch what is inside, so that both change.
+# * Calls arrive at two doors: ``__torch_function__`` sees them whole, ``__torch_dispatch__`` sees PyTorch's operators. An
+#   operator without an answer should fail and say its name.
+# * A wrapper has a dtype, and so has each tensor inside. ``__tensor_flatten__`` tells PyTorch what is inside, so that both
+#   change.

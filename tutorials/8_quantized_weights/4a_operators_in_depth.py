@@ -1,6 +1,6 @@
 r"""
-A quantised weight, operator by operator
-========================================
+A quantised weight in depth: operator by operator
+=================================================
 
 The lesson on `a weight that is int8 inside <4_quantized_weight.ipynb>`_ writes a tensor that answers five calls. Which
 other operators does a weight meet in its life, and where should each be answered? This page finds them by running into
@@ -10,8 +10,8 @@ that every holder gets them.
 An empty table
 --------------
 
-The class is that of the lesson. It rounds a row to codes of 8 bits and a scale; the formulas are in `codes of 8 and 4
-bits <4b_codes_in_depth.ipynb>`_. Codes and scale are its *payload*. Torch asks such a tensor twice:
+The class is that of the lesson. It rounds a row to codes of 8 bits and a scale; the formulas are in `what rounding costs
+<1a_int8_int4_in_depth.ipynb>`_. Codes and scale are its *payload*. PyTorch calls such a tensor twice:
 ``__torch_function__`` before autograd has seen the call, ``__torch_dispatch__`` after it, when the call has become
 operators of the library ``aten``.
 """
@@ -134,8 +134,8 @@ OPERATORS[aten.detach.default] = on_payload(torch.detach)
 OPERATORS[aten.clone.default] = on_payload(torch.clone)
 
 parameter = nn.Parameter(weight, requires_grad=False)
-twin = copy.deepcopy(parameter)
-for title, other in (("nn.Parameter", parameter), ("deepcopy", twin)):
+copied = copy.deepcopy(parameter)
+for title, other in (("nn.Parameter", parameter), ("deepcopy", copied)):
     shared = other.codes.data_ptr() == weight.codes.data_ptr()
     print(f"{title:13}{type(other).__name__}, shares memory: {shared}")
     assert type(other) is Weight and isinstance(other, nn.Parameter)
@@ -402,8 +402,8 @@ print("compiled: the same numbers")
 
 # %%
 # ``pickle``, and ``torch.save`` with it, stores the name of the class and the attributes. It works without a line of
-# yours, as long as the program that reads the file has the class. What that costs, and how a file does without it, is
-# in `numbers in a file <5c_files_in_depth.ipynb>`_.
+# yours, as long as the program that reads the file has the class. `Quantised files in depth <5b_skeletons_in_depth.ipynb>`_
+# shows what that costs, and how a file does without it.
 
 import pickle
 
@@ -418,7 +418,7 @@ print(again)
 # Someone has built a model and an optimizer that holds its parameters. The head is the token embedding. ``quantize_``
 # rounds every weight that a token is multiplied with, and swaps the results in: the tensor objects stay, and what they
 # are changes. The logits before are computed without a graph, since a graph that is alive holds weights and
-# ``quantize_`` would `refuse <2b_refused_swaps.ipynb>`_.
+# ``quantize_`` would `refuse <2a_what_a_swap_moves.ipynb>`_.
 
 model, tokenizer = load_shipped()
 idx = torch.tensor([tokenizer.encode("The with statement is used to wrap")])
@@ -597,10 +597,10 @@ for kind in (Int8Weight, Int4Weight):
 # Exercises
 # ---------
 #
-# 1. *Hard.* Write ``Int2Weight``: four codes in a byte, a scale and a zero for each group. A right answer subclasses
+# 1. *Hard.* Write ``Int2Weight``: four codes in a byte, a scale and a zero for each group. A good answer subclasses
 #    ``QuantizedWeight``, quantises what it decodes to into the same codes, has ``kernel`` return ``None``, and
 #    generates text. Hint: ``bits``, ``held``, ``few_rows``, the methods under "what a subclass provides", an entry in
-#    ``WEIGHTS``; the page on codes has the formulas.
+#    ``WEIGHTS``; the page on what rounding costs has the formulas.
 #
 # Summary
 # -------

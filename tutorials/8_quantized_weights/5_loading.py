@@ -2,8 +2,8 @@ r"""
 A checkpoint that does not fit
 ==============================
 
-Someone has trained a GPT-2 like ours and published it in float16, in the form that OpenAI's own checkpoints have. You
-build the model, call ``load_state_dict``, and get this:
+Someone has trained a GPT-2 like ours and published it in float16, in the format of OpenAI's own checkpoints. You build
+the model, call ``load_state_dict``, and get this:
 """
 
 # sphinx_gallery_needs = ["4_quantized_weight", "../2_qwen2/4_qwen2"]
@@ -45,10 +45,10 @@ assert len(maps) == 32
 assert not published.keys() & shipped.state_dict().keys()
 
 # %%
-# The names lack ``transformer.``, the matrices are transposed, and all numbers are float16. These are the three usual
-# disagreements: name, layout, dtype.
+# The names lack ``transformer.``, the matrices are transposed, and all numbers are float16. Names, layout and dtype are
+# what a checkpoint and a model usually disagree about.
 #
-# There are five places where your code can settle them. Each is a link to the section that explains it.
+# There are five places where your code can settle it. Each is a link to the section that explains it.
 
 drawings.load_stations(
     [
@@ -64,9 +64,9 @@ drawings.load_stations(
 # The tempting fix
 # ----------------
 #
-# Search for the error message, and you find ``strict=False``: load the names that fit, and ignore the rest. We measure
-# what it does by the loss on documentation that the shipped model was not trained on. The shipped model itself has
-# about 4.9 nats per token.
+# Search for the error message, and you find ``strict=False``: load the names that fit, and ignore the rest. To see what
+# it does, we measure the loss on documentation that the shipped model was not trained on. The shipped model itself has a
+# loss of about 4.9 nats per token.
 #
 # **Predict first.** What happens with ``strict=False``?
 #
@@ -87,16 +87,16 @@ print(f"shipped {loss(shipped):.2f}, strict=False {loss(model):.2f}")
 assert 4.8 < loss(shipped) < 4.95 and 8.2 < loss(model) < 8.5
 
 # %%
-# No error, and nothing loaded: not one name fits. The model is as random as ``build`` made it. ``strict=False`` does
-# not fix a checkpoint, it switches the alarm off.
+# The loss is about 8.3. There is no error, but nothing was loaded either: not one name fits, so the model is as random
+# as ``build`` left it. ``strict=False`` does not fix a checkpoint, it switches the alarm off.
 #
 # Your dictionary
 # ---------------
 #
-# A checkpoint is a dictionary, so change it before torch sees it. First the names.
+# A checkpoint is a dictionary, so change it before PyTorch sees it. Fix the names first.
 #
-# **Predict first.** The model has 32 linear maps (``nn.Linear``), and all 32 matrices of the file are transposed. How
-# many of them does torch complain about now?
+# **Predict first.** The model has 32 linear layers (``nn.Linear``), and all 32 matrices in the file are transposed. Once
+# the names fit, how many of the matrices does PyTorch complain about?
 #
 # * 32
 # * 24
@@ -113,8 +113,9 @@ print(len(refused), "of", len(maps))
 assert len(refused) == 24
 
 # %%
-# A transposed matrix has another shape, unless it is square. Eight are: ``attn.c_proj``, once in each block. Suppose you
-# transpose the matrices in the error message, and no others.
+# 24. A transposed matrix has another shape, unless it is square. Eight are square: ``attn.c_proj``, once in each block.
+#
+# Suppose you transpose the matrices that the error message names, and no others.
 
 halfway = dict(renamed)
 for name in refused:
@@ -130,18 +131,18 @@ assert loss(try_to_load(halfway)) > loss(shipped) + 1
 assert abs(loss(try_to_load(good)) - loss(shipped)) < 0.01
 
 # %%
-# With 24, torch is content and the model is wrong. Shapes cannot find this mistake, so compute a loss or compare some
-# logits after every conversion.
+# With 24 transposed, PyTorch is content and the model is wrong. Shapes cannot reveal this mistake, so compute a loss or
+# compare some logits after every conversion.
 #
-# For a file that you read once, this is all you need: two loops over a dictionary.
+# For a file that you read only once, two loops over a dictionary are all you need.
 #
 # A layer that has changed
 # ------------------------
 #
-# It is different if a layer of *your own* has changed and old files are everywhere. Say our attention once had three
-# maps, ``q``, ``k`` and ``v``, which are one ``c_attn`` today. Then the layer should know how to read its old form,
-# wherever in a model it is. A *pre-hook* is a function that torch calls before it fills a layer. It gets the dictionary
-# and the prefix of the layer's names in it, such as ``transformer.h.0.attn.``:
+# It is different if *your own* layer has changed and old files are everywhere. Say our attention once had three
+# projections, ``q``, ``k`` and ``v``, which are one ``c_attn`` today. Then the layer should know how to read its old
+# form, wherever in a model it is. A *pre-hook* is a function that PyTorch calls before it fills a layer. It receives the
+# dictionary and the prefix of the layer's names in it, such as ``transformer.h.0.attn.``:
 
 
 def fuse(module, state, prefix, *_):
@@ -169,8 +170,8 @@ assert abs(loss(model) - loss(shipped)) < 0.01
 assert "transformer.h.0.attn.q.weight" in old_form
 
 # %%
-# Both forms load, because the hook looks for the old names. Your dictionary stays as it was: torch hands a copy to the
-# hooks. (In a class of your own you may override ``_load_from_state_dict`` instead, as torch's BatchNorm does.)
+# Both forms load, because the hook looks for the old names. Your dictionary stays as it was, because PyTorch hands the
+# hooks a copy. (In a class of your own you may override ``_load_from_state_dict`` instead, as PyTorch's BatchNorm does.)
 #
 # Copy or assign
 # --------------
@@ -193,13 +194,12 @@ for assign in (False, True):
     assert shared == assign
 
 # %%
-# By default torch *copies* the numbers into the tensors that the module has. The module wins. With ``assign=True`` the
-# module takes the file's tensors instead. The file wins, and an optimizer that was built before is `stranded
-# <3_conversions.ipynb>`_.
+# float32 and float16. By default PyTorch *copies* the numbers into the module's own tensors, so the module wins. With
+# ``assign=True`` the module takes the file's tensors instead, so the file wins.
 #
-# What is assigning good for? On the ``meta`` device, tensors have a shape and a dtype and no numbers, so a model of any
-# size is built at once and takes no memory. Such a model is a *skeleton*. Copying into it does nothing; assigning fills
-# it.
+# Assigning *strands* an `optimizer <3_conversions.ipynb>`_ that was built earlier. So what is it good for? On the ``meta``
+# device, tensors have a shape and a dtype but no numbers, so a model of any size is built at once and takes no memory.
+# Such a model is a *skeleton*. Copying into it does nothing; assigning fills it.
 
 with torch.device("meta"):
     skeleton = build(shipped.config)
@@ -212,9 +212,9 @@ assert abs(loss(skeleton.float()) - loss(shipped)) < 0.01
 # The tensor decides
 # ------------------
 #
-# The last disagreement is one of class: the file has plain numbers, and the model should have codes of 4 bits. With the
-# `swap flag <3_conversions.ipynb>`_ on, torch asks the model's tensor what to become: it calls ``module_load``, and
-# swaps in the result. The answer of the package's quantised weight to plain numbers comes to this:
+# The last disagreement is about the class: the file has plain numbers, and the model should have 4-bit codes. With the
+# `swap flag <3_conversions.ipynb>`_ on, PyTorch calls the ``module_load`` of the model's tensor, and swaps in what it
+# returns. For plain numbers, the method of the package's quantised weight comes to this:
 #
 # .. code-block:: python
 #
@@ -224,7 +224,7 @@ assert abs(loss(skeleton.float()) - loss(shipped)) < 0.01
 #        return self.copy_(other).detach()
 #
 # So quantise a skeleton, which has no numbers to round, and load with ``assign=True``. Each matrix becomes codes as it
-# arrives. `Who wins, module or checkpoint? <5a_loading_in_depth.ipynb>`_ tries all combinations, and `filling a skeleton
+# arrives. `Loading in depth <5a_loading_in_depth.ipynb>`_ tries all combinations, and `quantised files in depth
 # <5b_skeletons_in_depth.ipynb>`_ counts the memory on the way.
 
 with torch.device("meta"):
@@ -244,8 +244,8 @@ assert abs(loss(skeleton) - loss(shipped)) < 0.1
 # One key too many
 # ----------------
 #
-# Old checkpoints of GPT-2 also hold the causal mask of each block, ``attn.bias``, which a model can compute. A
-# *post-hook*, called after loading, sees what was missing and what was unexpected, and may strike out what it knows:
+# Old GPT-2 checkpoints also hold the causal mask of each block, ``attn.bias``, which a model can compute. A *post-hook*,
+# called after loading, sees which keys were missing and which were unexpected, and may cross out those that it knows:
 
 
 def forgive(module, keys):
@@ -262,13 +262,12 @@ print(model.load_state_dict(with_mask))
 assert abs(loss(model) - loss(shipped)) < 0.01
 
 # %%
-# A misspelled name is still an error. That is the difference from ``strict=False``. (How a file comes to hold numbers
-# alone, or codes, is in `numbers in a file <5c_files_in_depth.ipynb>`_.)
+# A misspelled name is still an error. That is the difference from ``strict=False``.
 #
-# Which one?
-# ----------
+# Which of the five do you need?
+# ------------------------------
 #
-# Begin at the top. The numbers are those of the first drawing.
+# Start at the top. The numbers are those of the first drawing.
 
 rows = {
     "a file with other names\nor another layout": "1 your dictionary",
@@ -276,7 +275,7 @@ rows = {
     "another dtype: keep yours,\nor take that of the file": "3 copy, or\nassign=True",
     "a model too large\nto build twice": "3 meta device, assign",
     "plain numbers for\nquantised weights": "4 swap flag: the tensor\nhas a module_load",
-    "a key that nobody needs": "5 post-hook,\nnot strict=False",
+    "a key that you do not need": "5 post-hook,\nnot strict=False",
 }
 drawings.choices(rows, ("what does not fit", "what to use"))
 
@@ -284,18 +283,18 @@ drawings.choices(rows, ("what does not fit", "what to use"))
 # Exercises
 # ---------
 #
-# 1. *Easy.* Save ``torch.compile(model).state_dict()`` and load it into a plain model. A right answer says what was put
-#    in front of each name, and removes it in one line.
-# 2. *Easy.* Make an optimizer, load with ``assign=True``, and take a step. A right answer shows which tensors moved, and
+# 1. *Easy.* Save ``torch.compile(model).state_dict()`` and load it into a plain model. A good answer names the prefix
+#    that each name has got, and removes it in one line.
+# 2. *Easy.* Make an optimizer, load with ``assign=True``, and take a step. A good answer shows which tensors moved, and
 #    fixes it by the order of two lines.
-# 3. *Medium.* Write a pre-hook that transposes ``c_proj.weight``, and load ``good`` twice. What is wrong? A right answer
+# 3. *Medium.* Write a pre-hook that transposes ``c_proj.weight``, and load ``good`` twice. What is wrong? A good answer
 #    says why ``fuse`` does not have this problem, and how a hook could know which form it sees.
 #
 # Summary
 # -------
 #
-# * Names and layouts are your job: change the dictionary, or let a pre-hook of the layer do it. A square matrix that is
-#   transposed raises no error, so compare a loss.
-# * Without ``assign`` the module's dtype and memory win, with it those of the file. A model on the meta device needs it.
-# * With the swap flag a tensor's class decides what it becomes, in ``module_load``. ``strict=False`` only hides what does
-#   not fit.
+# * Names and layouts are your job: change the dictionary, or let a pre-hook of the layer do it. A transposed square
+#   matrix raises no error, so compare a loss.
+# * Without ``assign`` the module's dtype and memory win, with it the file's. A model on the meta device needs ``assign``.
+# * With the swap flag on, the tensor's class decides in ``module_load`` what the tensor becomes. ``strict=False`` only
+#   hides what does not fit.

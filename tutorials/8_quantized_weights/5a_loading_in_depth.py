@@ -1,6 +1,6 @@
 r"""
-Who wins, module or checkpoint?
-===============================
+Loading in depth: who wins, module or checkpoint?
+=================================================
 
 A model has weights of 8 bits in bfloat16. A checkpoint has float32, or 8 bits, or 4 bits. ``load_state_dict`` brings the
 two together, and they disagree about class, dtype and memory. The lesson on `a checkpoint that does not fit
@@ -219,8 +219,8 @@ law_5 = ("plain", True, True)
 assert changed == [c for c in table if c[0] != "plain" and c[1:] == law_5]
 
 # %%
-# Two lines of code change one row of twenty. Without them a plain weight would be left in the quantised module. `Filling
-# a skeleton <5b_skeletons_in_depth.ipynb>`_ needs that row.
+# Two lines of code change one row of twenty. Without them a plain weight would be left in the quantised module.
+# `Quantised files in depth <5b_skeletons_in_depth.ipynb>`_ needs that row.
 #
 # In which order
 # --------------
@@ -434,13 +434,13 @@ assert not stays_tied(False) and stays_tied(True)
 # Exercises
 # ---------
 #
-# 1. *Easy.* Complete the table: int4 into a plain module, and an int4 module. A right answer finds the five laws
+# 1. *Easy.* Complete the table: int4 into a plain module, and an int4 module. A good answer finds the five laws
 #    unchanged, and one more row that the handler makes. Hint: ``SOURCES``, and the line that counts twenty rows.
 # 2. *Medium.* Load a plain checkpoint into a quantised module with ``assign=True`` and the flag off, so that it stays
-#    quantised. A right answer replaces the tensors of the state dict before loading, and says who still loses. Hint: a
+#    quantised. A good answer replaces the tensors of the state dict before loading, and says who still loses. Hint: a
 #    pre-hook of ``load_state_dict``.
 # 3. *Hard.* Write a handler that refuses to round codes a second time (int4 into int8), and names the weight's form and
-#    group. A right answer shows that this weight stays as it was, and what happened to the others. Hint: ``load_state_dict``
+#    group. A good answer shows that this weight stays as it was, and what happened to the others. Hint: ``load_state_dict``
 #    gathers the exceptions of ``module_load`` and raises at the end.
 #
 # Summary

@@ -3,8 +3,10 @@ LoRA on 4-bit weights
 =====================
 
 Our GPT-2 has read Python's documentation, and now its weights are rounded to 4 bits. Can it still learn something new,
-say the names of characters in Unicode? Before this training it continues ``latin`` like this. In front of each line is
-the character of that name, or ``?`` if there is none.
+say the names of the characters in Unicode?
+
+It can, and the 4-bit weights do not even change. We add two thin matrices beside each of them and train only these.
+Here is one weight, drawn to scale:
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "4_quantized_weight", "../7_optimizers/1_adamw"]
@@ -21,6 +23,14 @@ from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.weights.lora import LoRALinear, add_lora_, merge_lora_
 from lm_from_scratch.weights.quantize import quantize_
+
+model, tokenizer = load_shipped("gpt2-docs")
+weight = model.transformer.h[0].mlp.c_fc.weight
+drawings.low_rank(*weight.shape, 8, "4 bits")
+
+# %%
+# Before this training, the model continues ``latin`` like this. In front of each line is the character of that name, or
+# ``?`` if there is none.
 
 unicode = unicodedata.ucd_3_2_0  # an edition that never changes
 characters = {unicode.name(chr(i), "").lower(): chr(i) for i in range(0x3000)}
@@ -42,12 +52,11 @@ def shipped(bits=32, rank=0):
     return model
 
 
-_, tokenizer = load_shipped("gpt2-docs")
 sampler = Sampler(temperature=0.6)
 write(shipped(bits=4))
 
 # %%
-# Sixteen neighbouring names make a document. Every tenth document is left out, for a test.
+# Sixteen neighbouring names form a document. We leave out every tenth document, for a test.
 
 script = ("latin", "greek", "cyrillic")
 names = [name for name in characters if name.startswith(script)]
@@ -55,8 +64,8 @@ learn = [name for i, name in enumerate(names) if i // 16 % 10]
 ids = torch.tensor(tokenizer.encode("\n".join(learn)))
 
 # %%
-# Now ``add_lora_`` gives the model two thin matrices, an *adapter*, beside the weight of each linear layer. In 120
-# training steps only these move.
+# Now ``add_lora_`` puts two thin matrices, an *adapter*, beside the weight of each linear layer. Training moves only
+# these.
 
 
 def loss_of(model, rows):
@@ -80,9 +89,8 @@ fine_tune(model, steps=120)
 write(model)
 
 # %%
-# Where there is no ``?`` the character exists; the other names are invented, but they could exist. The 4-bit codes are
-# the same as before: only the adapters were trained, 6 % of all numbers. Here is one weight with its two thin matrices,
-# drawn to scale:
+# A line without a ``?`` names a character that exists. The other names are invented, but they could exist. The 4-bit
+# codes are the same as before: we trained only the adapters, 6 % of all numbers.
 
 numbers = sum(p.numel() for p in model.parameters())
 trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -94,25 +102,24 @@ assert torch.equal(
     layer.weight.codes,
     shipped(bits=4).transformer.h[0].mlp.c_fc.weight.codes,
 )
-drawings.low_rank(*layer.weight.shape, layer.rank, "4 bits")
 
 # %%
 # Two thin matrices
 # -----------------
 #
-# Why not train the codes? A training step moves a weight by very little, and between two codes there is nothing to move
-# to. So a weight of codes gets no gradient.
+# Why not train the codes? A training step moves a weight by very little, and between two codes there is nowhere to go.
+# So a weight of codes gets no gradient.
 #
-# LoRA (low-rank adaptation) leaves the weight :math:`W`, (N, K), as it is. It bets that the *change* which a new task
+# LoRA (low-rank adaptation) leaves the weight :math:`W`, (N, K), as it is. It bets that the *change* that a new task
 # needs is simple enough to be the product of a tall matrix :math:`B`, (N, r), and a flat one, :math:`A`, (r, K). On
-# weights of 4 bits, the method is known as QLoRA.
+# 4-bit weights, the method is known as QLoRA.
 #
 # .. math::
 #
 #    y = W x + \frac{\alpha}{r} B A x
 #
-# The *rank* r is 8 in the drawing. You choose it, and :math:`\alpha`. Their quotient, :math:`\alpha / r`, is a
-# convention: it lets you try another rank with about the same learning rate. The linear layer with its adapter is short:
+# You choose the *rank* r (8 in the drawing) and :math:`\alpha`. Their quotient, :math:`\alpha / r`, is a convention: it
+# lets you try another rank with about the same learning rate. A linear layer with its adapter is short:
 
 
 class LoRA(nn.Module):
@@ -128,23 +135,23 @@ class LoRA(nn.Module):
         return self.linear(x) + low @ self.B.T * self.factor  # (..., N)
 
 
-mine = LoRA(shipped(bits=4).transformer.h[0].mlp.c_fc)
-mine.A, mine.B = layer.lora_a, layer.lora_b
+adapted = LoRA(shipped(bits=4).transformer.h[0].mlp.c_fc)
+adapted.A, adapted.B = layer.lora_a, layer.lora_b
 x = torch.randn(3, 128)
-print("as the package's:", torch.allclose(mine(x), layer(x), atol=1e-4))
+print("as the package's:", torch.allclose(adapted(x), layer(x), atol=1e-4))
 
-assert torch.allclose(mine(x), layer(x), atol=1e-4)
-assert isinstance(layer, LoRALinear) and mine.factor == 2.0
+assert torch.allclose(adapted(x), layer(x), atol=1e-4)
+assert isinstance(layer, LoRALinear) and adapted.factor == 2.0
 
 # %%
-# :math:`B A` is never formed: it would be as large as W. Multiply by the flat matrix first.
+# The code never forms :math:`B A`, which would be as large as W. It multiplies by the flat matrix first.
 #
-# Why does B start at zero? Then the model begins exactly as it was. The matrix A could be zero instead.
+# Why does B start at zero? So that the model begins exactly as it was. The matrix A could be zero instead.
 #
 # **Predict first.** Start with *both* at zero, and train for five steps. What happens?
 #
-# * It learns, only later.
-# * It learns as fast.
+# * It learns, but more slowly.
+# * It learns just as fast.
 # * Nothing moves.
 
 zeros = shipped(rank=8)
@@ -163,8 +170,8 @@ assert not any(p.any() for p in adapters)
 # What a training step holds
 # --------------------------
 #
-# A step of `AdamW <../7_optimizers/1_adamw.ipynb>`_ holds the weights, a gradient for each number that is trained, and
-# two running means for each.
+# A step of `AdamW <../7_optimizers/1_adamw.ipynb>`_ holds the weights, and for each trained number a gradient and two
+# running means.
 #
 # **Predict first.** Training all weights in float32 holds 34 MB at the end of a step. How much does LoRA on 4 bits hold?
 #
@@ -206,15 +213,17 @@ assert 3 < sum(held["LoRA, 4 bits"]) / 1e6 < 4.2
 assert sum(held["all weights"]) > 8 * sum(held["LoRA, 4 bits"])
 
 # %%
-# LoRA removes nearly all gradients and running means. What is left is mostly weights, and 4 bits make those small.
-# Activations, which are kept for the backward pass, come on top, and LoRA saves none of them. `LoRA in depth
-# <6a_lora_in_depth.ipynb>`_ measures that, and counts the rest byte by byte.
+# About 4 MB. LoRA removes nearly all gradients and running means. What is left is mostly weights, and 4 bits make those
+# small.
+#
+# The activations, which are kept for the backward pass, come on top, and LoRA saves none of them. The in-depth page
+# measures that, and counts the rest byte by byte.
 #
 # Which rank?
 # -----------
 #
-# **Predict first.** With rank 1, less than 1 % of the numbers are trained. How much of the improvement of full training,
-# which has a learning rate of its own, does it reach on names that it has not seen?
+# **Predict first.** Rank 1 trains less than 1 % of the numbers. How much of the improvement of full training (which has
+# its own learning rate) does it reach on names that it has not seen?
 #
 # * about 10 %
 # * about half
@@ -250,14 +259,15 @@ assert 0.88 < (after["before"] - after["rank 8"]) / full < 1.0
 assert abs(after["rank 32"] - after["rank 8"]) < 0.2
 
 # %%
-# Rank 1 is enough for most of this task, and rank 32 is no better than 8. But names in small letters are easy. On
-# harder text rank 1 falls behind (`LoRA beside full training <6b_lora_training_in_depth.ipynb>`_), so compare with
-# full training before you trust a small rank.
+# More than 75 %: rank 1 is enough for most of this task, and rank 32 is no better than 8.
+#
+# But names in small letters are easy. On harder text rank 1 falls behind (`LoRA in depth <6a_lora_in_depth.ipynb>`_), so
+# compare with full training before you trust a small rank.
 #
 # Merging
 # -------
 #
-# An adapter beside its weight costs two small products in each linear layer. After training you can add
+# An adapter costs two extra small products in each linear layer. After training you can add
 # :math:`\frac{\alpha}{r} B A` to W, and the layer is an ordinary one again.
 
 before_merge = held_out(model)
@@ -271,30 +281,31 @@ assert type(layer) is nn.Linear
 assert before_merge < 1.5 and held_out(model) - before_merge < 0.2
 
 # %%
-# Merging changes the loss by no more than rounding does. But the sum is no longer on the levels of the codes, so the
+# Merging changes the loss by no more than rounding does. But the sum no longer lies on the levels of the codes, so the
 # weight is a plain one. Rounding it to 4 bits again costs little here, because this training was a large change. A
-# change much smaller than the step between two levels would be lost: then keep the adapters apart. They are small files,
-# one for each task (`A fine-tuning that was killed <6c_interrupted_in_depth.ipynb>`_ writes and reads them). On the
-# command line ``train --lora 8`` trains them, also beside weights that ``quantize --dtype float32`` wrote.
-# ``generate --model`` opens their folder or any that the ``peft`` library wrote, and ``convert --merge`` adds them to
+# change much smaller than the step between two levels would be lost. In that case keep the adapters apart: they are
+# small files, one for each task.
+#
+# On the command line ``train --lora 8`` trains adapters, also beside weights that ``quantize --dtype float32`` wrote.
+# ``generate --model`` opens their folder, or one that the ``peft`` library wrote, and ``convert --merge`` adds them to
 # the weights.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Give adapters to the attention alone, then to the MLPs alone, and choose the ranks so that both train about
-#    as many numbers. A right answer names the better half for this text. Hint: ``add_lora_(model,
+#    as many numbers. A good answer names the better half for this text. Hint: ``add_lora_(model,
 #    select=lambda name: "mlp" in name)``.
-# 2. *Easy.* Replace the linear maps of a plain model by your ``LoRA`` and freeze all else. A right answer reaches the
-#    loss of ``add_lora_``, up to the random start.
-# 3. *Medium.* Fine-tune, and then measure the loss on Python's documentation, before and after. A right answer says how
-#    much the model has forgotten, with rank 8 and with all weights.
+# 2. *Easy.* Replace the linear layers of a plain model by your ``LoRA`` and freeze everything else. A good answer
+#    reaches the loss of ``add_lora_``, up to the random start.
+# 3. *Medium.* Measure the loss on Python's documentation before and after fine-tuning. A good answer says how much the
+#    model has forgotten, with rank 8 and with all weights.
 #
 # Summary
 # -------
 #
 # * Codes cannot be trained. LoRA trains a tall and a flat matrix beside each, r (N + K) numbers instead of N K.
-# * A is random and B is zero, so the model begins as it was. A step on 4-bit weights held less than an eighth of the
+# * A is random and B is zero, so the model begins as it was. A step on 4-bit weights holds less than an eighth of the
 #   bytes of full training, activations aside.
-# * Merging adds the product to the weight, which is plain afterwards. Rounded to codes again, a large change survives
-#   and a small one does not.
+# * Merging adds the product to the weight, which is plain afterwards. If you round it to codes again, a large change
+#   survives and a small one does not.

@@ -2,16 +2,14 @@ r"""
 Routing in depth
 ================
 
-The lesson on the `mixture of experts <2_mixture_of_experts.ipynb>`_ puts many experts in the place of one MLP. A router
-sends each token to the best of them, and their mean goes to the residual stream. Is our layer that of Mixtral, Qwen3 and
-DeepSeek-V3? What differs between softmax and sigmoid, what may tie, what does the balancing loss of ``transformers`` pool,
-and which mistakes stay unnoticed?
+The lesson on the `mixture of experts <2_mixture_of_experts.ipynb>`_ puts many experts in place of one MLP. Is our layer
+that of Mixtral, Qwen3 and DeepSeek-V3? What differs between softmax and sigmoid, what happens when scores tie, what does
+the balancing loss of ``transformers`` pool, and which mistakes stay unnoticed?
 """
 
-# sphinx_gallery_words = ["norm_topk_prob", "e_score_correction_bias", "routed_scaling_factor", "n_group", "topk_group", "load_balancing_loss_func", "router_aux_loss_coef", "shared_experts", "shared_expert_gate", "DeepseekV3MoE", "grouped_mm"]
+# sphinx_gallery_words = ["norm_topk_prob", "e_score_correction_bias", "routed_scaling_factor", "n_group", "topk_group", "load_balancing_loss_func", "router_aux_loss_coef", "shared_experts", "shared_expert_gate", "DeepseekV3MoE"]
 
 import torch
-import torch.nn.functional as F
 
 from lm_from_scratch.layers.experts import (
     Experts,
@@ -169,59 +167,6 @@ assert abs(pooled - 1) < 1e-6 and each == [2.0, 2.0]
 
 # %%
 # The pooled loss is perfect, and each layer as uneven as can be. Call it once for each layer, and add up.
-#
-# Sorted, one product for each expert
-# -----------------------------------
-#
-# The layer sorts the visits by expert, multiplies contiguous rows, and puts them back. A law holds it: numbering the
-# experts in another way changes nothing. And the gradient of the stacked weights comes from ``unbind``, which stacks
-# once; with indexing, every expert adds a zero tensor as large as all of them.
-
-import time
-
-big = Experts(64, 128, 64)
-router = SoftmaxRouter(128, 64, 4, True)
-tokens = torch.randn(512, 128)
-routing = router(tokens)
-
-
-def by_index(x, routing):
-    y = torch.zeros_like(x)
-    for e in range(64):
-        t, slot = (routing.experts == e).nonzero(as_tuple=True)
-        gate, up = F.linear(x[t], big.gate_up_proj[e]).chunk(2, dim=-1)
-        out = F.linear(F.silu(gate) * up, big.down_proj[e])
-        y = y.index_add(0, t, out * routing.weights[t, slot, None])
-    return y
-
-
-def seconds(layer):
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        layer(tokens, routing).sum().backward(retain_graph=True)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-torch.testing.assert_close(big(tokens, routing), by_index(tokens, routing))
-times = {"by index": seconds(by_index), "sorted": seconds(big)}
-for name, s in times.items():
-    print(f"{name:8} {1000 * s:6.1f} ms, forward and backward")
-assert times["sorted"] < times["by index"]
-
-# %%
-# ``torch.nn.functional.grouped_mm`` computes all experts in one call. Its documentation promises bfloat16 on a GPU; here it
-# takes float32 too, but not the float64 of our laws. So the layer does without.
-
-try:
-    F.grouped_mm(
-        tokens.double(),
-        big.down_proj.double(),
-        offs=torch.full((64,), 512, dtype=torch.int32),
-    )
-except RuntimeError as error:
-    print(str(error).splitlines()[0])
 
 # %%
 # What was published
@@ -338,7 +283,7 @@ assert overload(visits(routing)) > 1.0 > overload(visits(routing, real))
 #
 # 1. *Easy.* Print how often softmax and sigmoid choose the same experts if each has a bias of 0.1 on expert 3. A right
 #    answer says why that bias moves one of them more, for E = 16 and for E = 256.
-# 2. *Medium.* Let the balance of the lesson count visits of three layers together, as the pooled loss does. A right answer
+# 2. *Medium.* Let the balance of the lesson count visits of three layers together, as the pooled loss does. A good answer
 #    has the overload of each layer, with and without pooling, for three seeds.
 #
 # Summary

@@ -2,11 +2,11 @@ r"""
 Multi-head latent attention
 ===========================
 
-Each token leaves keys and values in a cache, and the cache of a long chat can be larger than the model. A layer of
-DeepSeek-V3 has 128 heads of 128 features: a key and a value for each would be 32,768 numbers a token. It remembers 576.
-How is that possible, without taking the heads away?
+Each token leaves keys and values in a cache, and the cache of a long chat can be larger than the model. A block of
+DeepSeek-V3 has 128 heads of 128 features: a key and a value for each head would be 32,768 numbers a token. It keeps 576.
+How is that possible without removing heads?
 
-Here is what one token costs in all layers of four published models, in numbers of 2 bytes.
+Here is what one token costs in four published models, in all blocks together, at 2 bytes a number.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -20,13 +20,13 @@ from lm_from_scratch.drawings.since_qwen2_models import (
     token_bytes,
 )
 
-published = [  # (name, kind, layers, numbers of a token in each)
+published = [  # (name, kind, blocks, numbers of a token in each)
     ("LLaMA-65B", "MHA", 80, 2 * 64 * 128),
     ("Llama-3-70B", "GQA", 80, 2 * 8 * 128),
     ("DeepSeek-V3", "MLA", 61, 512 + 64),
     ("Falcon-7B", "MQA", 32, 2 * 1 * 64),
 ]
-sizes = {name: 2 * layers * each for name, _, layers, each in published}
+sizes = {name: 2 * blocks * each for name, _, blocks, each in published}
 
 assert 2 * 128 * 128 == 32_768 and 32_768 // 576 == 56
 assert (
@@ -37,26 +37,26 @@ assert sizes["LLaMA-65B"] // sizes["DeepSeek-V3"] == 37
 token_bytes([(name, kind, sizes[name]) for name, kind, *_ in published])
 
 # %%
-# The usual way to a small cache is sharing. In multi-head attention (MHA) every head has its own keys. In
-# `GQA <../2_qwen2/4_qwen2.ipynb>`_ some heads share one, in multi-query attention (MQA) all do, and heads that share
-# see the same keys. *Multi-head latent attention* (MLA) leaves every head its own keys and values, but does not store
-# them. It stores what they are made from:
+# The usual way to a small cache is sharing. In multi-head attention (MHA) every head has its own keys and values. In
+# `GQA <../2_qwen2/4_qwen2.ipynb>`_ some heads share them, and in multi-query attention (MQA) all heads do. *Multi-head
+# latent attention* (MLA) leaves every head its own keys and values, but does not store them. It stores what they are
+# computed from:
 
 latent_token(C=7168, R=512, H=128, Dn=128, Dr=64, Dv=128)
 
 # %%
-# One matrix makes a short vector c of the token's state, the *latent*. From c, each head makes its key and its value
-# with matrices of its own. The small r is a piece of key that all heads share; why it is there we will see at the end.
+# One matrix turns the token's state into a short vector c, the *latent*. From c, each head computes its key and its value
+# with its own matrices. The small r is a piece of key that all heads share; the end of the page shows what it is for.
 #
 # How much is in 256 numbers?
 # ---------------------------
 #
-# Can so few numbers replace so many? In our small GPT-2, a token leaves 256 numbers a layer: 4 heads, a key and a
-# value, 32 features. All are made from one state of 128 numbers, so 128 must be enough (but for
-# the biases). Are fewer?
+# Can so few numbers replace so many? In our small GPT-2, a token leaves 256 numbers in each block: 4 heads, a key and a
+# value, 32 features. All of them are computed from one state of 128 numbers, so 128 numbers must be enough (but for the
+# biases). Would fewer do?
 #
-# We collect keys and values of a training text and find, by a singular value decomposition, the R directions that hold
-# most of them. Then the model reads another text, and remembers R numbers of each token in a layer.
+# We collect keys and values of a training text, and use a singular value decomposition to find the R directions that
+# hold most of them. Then the model reads another text, and keeps only R numbers of each token in each block.
 
 from lm_from_scratch.attention.latent import multiplications
 from lm_from_scratch.cache.growing import GrowingCache
@@ -84,7 +84,7 @@ def some_text(documents, rows, seed):
     return torch.tensor(ids[: rows * 256]).view(rows, 256)
 
 
-def directions(ids):  # of each layer, the most important first: (256, 128)
+def directions(ids):  # of each block, the most important first: (256, 128)
     gpt2(ids, cache=(cache := GrowingCache(8)))
     both = [torch.cat(cache.contents(i)[:2], 1) for i in range(8)]
     rows = [x.transpose(1, 2).flatten(0, 1).flatten(1) for x in both]
@@ -92,7 +92,7 @@ def directions(ids):  # of each layer, the most important first: (256, 128)
 
 
 # %%
-# The second half is a cache that keeps nothing, but lets keys and values pass through R numbers.
+# This cache keeps nothing, but squeezes keys and values through R numbers.
 
 
 class Through(NoCache):
@@ -111,7 +111,8 @@ class Through(NoCache):
 
 
 # %%
-# **Predict first.** The model's loss is about 3.7. By how much does it grow if a token leaves 64 numbers, a quarter?
+# **Predict first.** The model's loss is about 3.7. By how much does it grow if a token leaves 64 numbers, a quarter of the
+# 256?
 #
 # * by less than 0.1
 # * by about 0.5
@@ -141,11 +142,11 @@ assert lost[:, 2].min() > 0.3 and lost[:, 2].max() < 0.6
 assert lost[:, 1].min() > 0.8 and lost[:, 0].min() > 1.2
 
 # %%
-# A quarter of the numbers costs less than 0.1 nats, an eighth about half a nat. But this model was not trained to be
-# remembered in few numbers. DeepSeek-V3 learns its latents from the first step on, and has 512 numbers for what would
-# be 32,768. (Whether it would be a better model with all of them, our experiment cannot say.)
+# By less than 0.1: a quarter of the numbers is almost enough. With an eighth the loss grows by about half a nat.
 #
-# The figure shows the three texts.
+# And this model was never trained to get by with few numbers. DeepSeek-V3 learns its latents from the first step on, and
+# has 512 numbers for what would be 32,768. (Whether it would be a better model with all of them, our experiment cannot
+# say.) The figure shows three texts.
 
 import matplotlib.pyplot as plt
 
@@ -165,8 +166,8 @@ plt.show()
 # Write it
 # --------
 #
-# Here is a tiny model of the same kind, with random weights and 8 heads. R is the width of a latent; of a head's key,
-# Dn features stay as they are and Dr are turned; Dv is the width of a value.
+# Here is a tiny model of the same kind, with random weights and 8 heads. R is the width of a latent. In a head's key, Dn
+# features stay as they are and Dr features are rotated. Dv is the width of a value.
 
 H, R, Dn, Dr, Dv = 8, 16, 12, 4, 10
 config = DeepseekV3Config(
@@ -179,7 +180,7 @@ layer = model.model.layers[0].self_attn
 w = {name.removesuffix(".weight"): p for name, p in layer.named_parameters()}
 
 # %%
-# And here is its attention, for one text. What follows ``# kept`` is all that goes into a cache.
+# And here is its attention, for one text. Only the two vectors marked ``# kept`` go into a cache.
 
 
 def mla(x, cos, sin):  # x: (T, C)
@@ -202,8 +203,8 @@ def mla(x, cos, sin):  # x: (T, C)
 
 
 # %%
-# The scores have two parts: the head's own key, and the shared turned one. Both are in one softmax, over the root of
-# the whole width. Against the layer of the package:
+# A score has two parts: one from the head's own key, one from the shared, rotated key. Their sum goes into one softmax,
+# divided by the root of the whole width. Compare with the package's layer:
 
 x = torch.randn(9, 64, generator=torch.manual_seed(0))
 (seen,) = NO_CACHE.see(x[None])
@@ -220,17 +221,17 @@ assert (R + Dr, H * (Dn + Dr + Dv)) == (20, 208)
 # Decode without a single key
 # ---------------------------
 #
-# There is a catch. The cache holds latents, so each new token would make the keys and values of *all* earlier tokens
+# There is a catch. The cache holds latents, so each new token would compute the keys and values of *all* earlier tokens
 # again. For DeepSeek-V3 and 4,096 tokens, that is 537 million multiplications in each head.
 #
-# But a score is a product of three: query, matrix, latent. Such a product may be taken in any order:
+# But a score is a product of three things: query, matrix, latent. You can multiply them in either order:
 #
 # .. math::
 #
 #    q \cdot (W_K \, c) = (W_K^\top q) \cdot c
 #
 # On the left, the matrix meets every latent. On the right, it meets the one query, once. The same holds for values:
-# average the latents first, then multiply the one result by :math:`W_V`. The matrices are *absorbed*.
+# average the latents first, then multiply the result by :math:`W_V`. We say that the matrices are *absorbed*.
 
 
 def decode(q, u, c, r):  # q (H, Dn), u (H, Dr), c (S, R), r (S, Dr)
@@ -246,8 +247,8 @@ print(f"largest difference {(last - y[-1]).abs().max():.0e}")
 assert (last - y[-1]).abs().max() < 1e-4 < 1 < y[-1].abs().max()
 
 # %%
-# All heads look at one and the same c. To the cache it is multi-query attention with one wide head; to the model, each
-# head has its own keys.
+# All heads look at the same c. To the cache this is multi-query attention with one wide key; to the model, each head has
+# its own keys.
 #
 # **Predict first.** One new token of DeepSeek-V3 after 4,096: how many times fewer multiplications does the absorbed
 # form need?
@@ -267,23 +268,25 @@ forms = [multiplications(T, 4096, **v3) for T in (1, 4096)]
 assert [round(x / y, 2) for x, y in forms] == [117.31, 0.31]
 
 # %%
-# 117 times. For a whole prompt the absorbed form would need three times *more*: there, the keys that are made serve
-# many queries, and are narrower than latents. So the package counts, and takes the shorter way: expanded in training
-# and for prompts, absorbed for single tokens.
+# 117 times: the matrix meets one query instead of 4,096 latents.
 #
-# Why a piece of the key is turned
-# --------------------------------
+# For a whole prompt the absorbed form would need three times *more*: there each key serves many queries, and keys are
+# narrower than latents. So the package counts, and takes the cheaper form: expanded in training and for prompts,
+# absorbed for single tokens.
 #
-# Why not turn whole keys, as Qwen2 does? Between query and key there would be a rotation, by the distance
-# of the two tokens: :math:`q \cdot \mathrm{turn}(W_K c)`. Then the matrix between them is another one for each
-# distance. Take real weights, those of our small Qwen2:
+# Why a piece of the key is rotated
+# ---------------------------------
+#
+# Why not rotate whole keys, as Qwen2 does? Between query and key there would be a rotation by the distance of the two
+# tokens: :math:`q \cdot \mathrm{rotate}(W_K c)`. Then each distance has a different matrix between query and latent.
+# Take real weights, those of our small Qwen2:
 
 qwen2, _ = load_shipped("qwen2-docs")
-part = qwen2.model.layers[3].self_attn
-w_q, w_k = part.q_proj.weight[:32], part.k_proj.weight[:32]  # of a head
+attention = qwen2.model.layers[3].self_attn
+w_q, w_k = (p.weight[:32] for p in (attention.q_proj, attention.k_proj))
 
 
-def between(distance):  # (C, C): what stands between two states
+def between(distance):  # (C, C): the matrix between two states
     turn = rotation(
         torch.tensor([[distance]]), inverse_frequencies(32, 10000.0)
     )
@@ -302,25 +305,26 @@ for distance, change in apart.items():
 assert apart[1] > 0.2 and min(apart[4], apart[16], apart[64]) > 0.5
 
 # %%
-# Nothing fixed can be absorbed. So MLA divides the work: most features carry content, without a position, and are
-# absorbed. Position is left to Dr features, turned and stored as they are. They are few, and all heads share them:
-# 64 numbers.
+# No fixed matrix could be absorbed. So MLA divides the work: most features carry content, without a position, and are
+# absorbed. The position is left to Dr features, which are rotated and stored as they are. They are few, and all heads
+# share them: 64 numbers.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* A chat has 131,072 tokens. How large is its cache in DeepSeek-V3, and how large would it be with 32,768
-#    numbers a layer? A right answer has two numbers in GiB, and their ratio.
+#    numbers a block? A good answer has two numbers in GiB, and their ratio.
 # 2. *Medium.* Keep the latent *before* its norm in ``mla``, and apply the norm in ``decode``. Is the result the same?
 #    What does it cost for each new token?
-# 3. *Medium.* Find the T from which the expanded form is shorter, for S from 256 to 65,536. A right answer is a table,
-#    and the T that it approaches. Hint: compare the terms that grow with S.
+# 3. *Medium.* Find the T from which the expanded form is cheaper, for S from 256 to 65,536. A good answer is a table, and
+#    the T that it approaches. Hint: compare the terms that grow with S.
 #
-# The `in-depth page <3a_latent_attention_in_depth.ipynb>`_ compares with ``transformers``, and measures time and memory.
+# `Latent attention in depth <3a_latent_attention_in_depth.ipynb>`_ compares with ``transformers``, and measures time and
+# memory.
 #
 # Summary
 # -------
 #
-# * MLA stores one short latent a token, and each head makes its own keys and values from it.
-# * A matrix between query and latent can be multiplied into the query instead: then no key of an old token is made.
-# * A rotation stands in the way of that, so position has a small key of its own, shared by all heads.
+# * MLA stores one short latent for each token, and each head computes its own keys and values from it.
+# * Multiply the matrix between query and latent into the query instead: then no key of an old token is ever computed.
+# * A rotation would prevent this, so the position has a small key of its own, shared by all heads.

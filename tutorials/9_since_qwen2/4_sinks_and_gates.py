@@ -5,9 +5,9 @@ Where spare attention goes
 The weights of an attention head sum to 1. Always, even when nothing in the text helps. So where does a head put
 weight that it does not need?
 
-We train a tiny model, with one layer and one head, on an invented language of letters. Its only rule with a memory:
-after a capital, the letter before the capital comes again (*kAk*). At capitals the head has work. At all other letters
-it has none, and its weight must still go somewhere.
+We train a tiny model, with one block and one head, on an invented language of letters. Only one of its rules needs a
+memory: after a capital, the letter before the capital comes again (*kAk*). At capitals the head has work. At all other
+letters it has none, and its weight must still go somewhere.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/6_attention_maps", "../5_caching/2_kinds_of_cache"]
@@ -22,7 +22,7 @@ from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 LETTERS = "⊢ABCDEFGHabcdefghijklmnopqrstuvw"
 torch.manual_seed(0)
 follows = torch.rand(32, 32).pow(6)  # which letter likes to follow which
-follows[:, 0] = 0  # ⊢ stands at the beginning and nowhere else
+follows[:, 0] = 0  # ⊢ begins a text, and comes nowhere else
 
 
 def write(rows, length):
@@ -38,7 +38,7 @@ def write(rows, length):
 rows, test = write(2000, 33), write(128, 97)
 
 # %%
-# 400 steps are enough. We train three models, from three seeds:
+# We train three models, from three seeds:
 
 
 def train(kind, seed):
@@ -64,7 +64,7 @@ def train(kind, seed):
 plain = [train(Qwen2ForCausalLM, seed) for seed in range(3)]
 
 # %%
-# Here is the map of the first. Each row is one letter that looks:
+# Here is the attention map of the first model. Each row is one letter that looks back:
 
 import matplotlib.pyplot as plt
 
@@ -93,8 +93,8 @@ ax.set(xlabel="is looked at", ylabel="looks")
 plt.show()
 
 # %%
-# Capitals look one letter back, as they must. Most other rows share a dark column: the first. ⊢ says nothing, and
-# it is always there.
+# Capitals look one letter back, as they must. Most other rows share a dark column: the first. The start token ⊢ says
+# nothing, and it is always there.
 
 late = torch.arange(33) >= 8
 idle, busy = ~capitals(short) & late, capitals(short) & late
@@ -105,13 +105,13 @@ for f in first:
     assert f[idle].mean() > 0.4 > 4 * f[busy].mean()
 
 # %%
-# That is the weight on the first token, in three models. It is an *attention sink*. The task did not ask for it; each
-# training invented it.
+# These are the weights on the first token, in three models. Such a token is called an *attention sink*. The task did not
+# ask for one; each training run invented it.
 #
 # Why the first token is harmless
 # -------------------------------
 #
-# What a head reads is weight times *value*.
+# A head reads weight times *value*.
 #
 # **Predict first.** How long is the value vector of ⊢, compared with those of the letters?
 #
@@ -131,14 +131,14 @@ for v in map(lengths, plain):
     assert v[0] < 0.7 * v[1:].mean()
 
 # %%
-# Much shorter. The model needed a way to say "nothing", softmax has none, and so it made a bin: a key that idle queries
-# like, with a value near zero.
+# Much shorter. The model needed a way to say "nothing", and softmax has none. So it learned to use a bin: a key that idle
+# queries like, with a value near zero.
 #
-# Large models do the same: in most of their layers much of the weight lies on the first token (Xiao et al., 2023). In the
+# Large models do the same: in most of their blocks much of the weight lies on the first token (Xiao et al., 2023). In the
 # `attention maps <../1_gpt2/6_attention_maps.ipynb>`_ of our GPT-2, heads with nothing to find rested on line ends. Do
 # its heads, or those of our Qwen2, use the first token as well?
 #
-# **Predict first.** In 250 tokens of documentation, what is the first token's share?
+# **Predict first.** In 250 tokens of documentation, how much of the weight is on the first token?
 #
 # * about half
 # * about a tenth
@@ -155,18 +155,18 @@ for name in ("gpt2-docs", "qwen2-docs"):
     with torch.no_grad(), record_attention(model) as maps:
         model(ids)
     share = torch.stack([layer[0][:, :, 100:, 0].mean() for layer in maps])
-    print(name, "share in % by layer:", *[f"{100 * s:.1f}" for s in share])
+    print(name, "share in % by block:", *[f"{100 * s:.1f}" for s in share])
     assert share.mean() < (1 / torch.arange(101, 251.0)).mean() < 0.007
 
 # %%
-# No sink there: an even share is 0.6 %, and one layer of 16 spends twice that. So look at a model before you believe
-# that it has one.
+# No more than its even share, which is 0.6 %: only one block of the 16 spends twice that. Neither model has a sink there,
+# so look at a model before you believe that it has one.
 #
 # A window that forgets it
 # ------------------------
 #
-# A sliding window keeps the latest keys and pushes the oldest out. The first token goes first. StreamingLLM keeps it,
-# in a slot of its own, beside the window.
+# A sliding window keeps the latest keys and drops the oldest ones, the first token before all. StreamingLLM keeps the
+# first token, in a slot of its own beside the window.
 
 from lm_from_scratch.drawings.since_qwen2_attention import (
     pinned_window,
@@ -176,7 +176,7 @@ from lm_from_scratch.drawings.since_qwen2_attention import (
 pinned_window(words[:9], window=3, first=1)
 
 # %%
-# Test it on 97 letters; our models were trained on 33. With 4 keys in all:
+# Our models were trained on 33 letters. We test them on 97, with 4 keys in all:
 
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.streaming import Streaming
@@ -204,9 +204,11 @@ for everything, window, pinned in map(losses, plain):
     assert pinned < window - 0.005 and window < everything - 0.5
 
 # %%
-# With all keys each model fails: nothing in training was that far away. The window repairs that, and the first token
-# gives back a little more, one or two hundredths of a nat. The shipped GPT-2 loses 0.08 nats when a window of 64 keys
-# drops its first token; the shipped Qwen2 loses nothing (`in depth <4a_sinks_and_gates_in_depth.ipynb>`_).
+# The first and the latest 3. With all keys each model fails, because nothing in training was that far away. A window
+# fixes that, and keeping the first token gains another hundredth of a nat or two.
+#
+# The shipped GPT-2 loses 0.08 nats when a window of 64 keys drops its first token; the shipped Qwen2 loses nothing
+# (`Sinks and gates in depth <4a_sinks_and_gates_in_depth.ipynb>`_).
 #
 # A sink of its own
 # -----------------
@@ -218,12 +220,12 @@ for everything, window, pinned in map(losses, plain):
 #
 #    a_s = \frac{e^{x_s}}{e^z + \sum_r e^{x_r}}
 #
-# Below are four keys with low scores, and then the same with a sink of 1.4:
+# Here are four keys with low scores, and the same keys with a sink of 1.4:
 
 softmax_budget(["⊢", "k", "e", "r"], [-0.5, -1.2, -1.0, -1.4], 1.4)
 
 # %%
-# In code it is one more column, dropped after the softmax:
+# In code a sink is one more column, dropped after the softmax:
 
 from lm_from_scratch.attention.sinks import sink_attention
 from lm_from_scratch.attention.visibility import Visibility
@@ -249,14 +251,15 @@ torch.testing.assert_close(with_sink(q, k, v, z), ours[0])
 # A gate
 # ------
 #
-# Qwen3-Next does it another way. The weights still sum to 1, but each token computes a *gate* beside its query, and
-# multiplies what the head has read by its sigmoid, feature by feature:
+# Qwen3-Next solves it in another way. The weights still sum to 1, but each token computes a *gate* along with its query,
+# and multiplies what the head has read by the gate's sigmoid, feature by feature:
 #
 # .. math::
 #
 #    y = W_o \left( \sigma(W_g\, x) \odot \textstyle\sum_s a_s v_s \right)
 #
-# A gate near 0 is silence. It sees the token that looks; a sink is the same number for all of them. Train both:
+# A gate near 0 silences the head. It depends on the token that looks, while a sink is the same number for all tokens. We
+# train both:
 
 models = {"plain": plain}
 for name, kind in (("sink", SinkForCausalLM), ("gate", GatedForCausalLM)):
@@ -283,27 +286,27 @@ assert max(x[:, 2].max() for x in found.values()) < 0.02 + min(
 )
 
 # %%
-# With a sink, idle rows spend less than half of their weight on letters, and the first token is a token again. With a
-# gate the first token's share is smaller, too; how much smaller differs from seed to seed.
+# With a sink, idle rows spend less than half of their weight on letters, and the first token is an ordinary token again.
+# With a gate the first token's share is smaller, too; how much smaller differs from seed to seed.
 #
-# The loss is the same for all nine models, within 0.02 nats. A bin that a model builds for itself is as good as one that
-# it is given, at this size. The reasons to give it one are others: a window may forget any token, and large models build
-# huge features to mark their bin, which are hard to round. Qiu et al. (2025) report that gates take away both the bin
-# and those features.
+# The loss is the same for all nine models, within 0.02 nats: at this size, a bin that a model builds for itself is as
+# good as one that you build in. There are other reasons to build one in: a window may then drop any token, and
+# large models mark their bin with huge features, which are hard to quantise. Qiu et al. (2025) report that gates remove
+# both the bin and those features.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Set the trained sink to -10 with ``copy_``, and look again. A right answer explains why the loss rises at
+# 1. *Easy.* Set the trained sink to -10 with ``copy_``, and look again. A good answer explains why the loss rises at
 #    idle letters alone. Hint: ``models["sink"][0].model.layers[0].self_attn.sinks``.
 # 2. *Medium.* Train without ⊢: drop the first column of ``rows`` and ``test``. Which token becomes the sink? A right
 #    answer shows a map of three seeds.
-# 3. *Medium.* Take the rule away, so that no letter comes back, and train ``plain`` again. How large is the first token's
+# 3. *Medium.* Remove the rule, so that no letter comes back, and train ``plain`` again. How large is the first token's
 #    share when the head never has work? Explain what you see by gradients.
 #
 # Summary
 # -------
 #
 # * Softmax weights sum to 1, so idle heads build a bin: a key that they like, mostly the first, with a small value.
-# * A window that keeps the first token costs one slot; whether it helps, measure.
-# * A sink is a score without a value; a gate turns down what was read. Both give idle heads silence.
+# * A window that keeps the first token costs one slot. Measure whether it helps.
+# * A sink is a score without a value; a gate turns down what was read. Both let an idle head say nothing.

@@ -2,11 +2,11 @@ r"""
 Positions today: what has to turn?
 ==================================
 
-RoPE turns all features of all queries and keys, in all layers. Many models since then turn fewer: half of the features,
-or three layers of four. Which features and which layers need to know where they are?
+RoPE rotates all features of all queries and keys, in all blocks. Many models since then rotate fewer: half of the
+features, or three blocks of four. Which features and which blocks need to know where they are?
 
-Here is a game for a small model. In each row of tokens, every letter has a number. Two kinds of token ask for one:
-``b?`` wants the number of the letter b, and ``←3`` wants the number that stands three places back.
+Here is a game for a small model. In each row of tokens, every letter has a number. Two kinds of token ask a question:
+``b?`` wants the number of the letter b, and ``←3`` wants the number three places back.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/2_rope", "1_qwen3"]
@@ -23,7 +23,7 @@ row = ["a3", "b7", "d1", "a3", "c0", "d1", "b?", "a3", "d1", "c0", "a3", "←3"]
 drawings.two_questions(row, key=(6, 1), back=(11, 8))
 
 # %%
-# The first question is about *what*, the second about *where*. This code makes rows and the right answers:
+# The first question is about *what*, the second about *where*. This code makes rows, and the right answers:
 
 from lm_from_scratch.text.targets import IGNORE
 
@@ -38,16 +38,16 @@ def game(B, T, generator):
     idx = torch.where(where, 72, idx)
     plain = ~(what | where)
     before = F.pad(torch.where(plain, said, IGNORE), (3, 0), value=IGNORE)
-    told = (F.one_hot(letter, 8) * plain[..., None]).cumsum(1)
-    known = told.gather(2, letter[..., None])[..., 0] > 0
+    seen = (F.one_hot(letter, 8) * plain[..., None]).cumsum(1)
+    known = seen.gather(2, letter[..., None])[..., 0] > 0
     what_answer = torch.where(what & known, said, IGNORE)
     where_answer = torch.where(where, before[:, :T], IGNORE)
     return idx, what_answer, where_answer
 
 
 # %%
-# The player is a Qwen2 with a single layer and heads of 16 features. Only its rotation differs: all features turn, half
-# of them, none, or all of them with a hundred times larger base :math:`\theta`.
+# The players are Qwen2 models with a single block and heads of 16 features. They differ only in what turns: all features,
+# half of them, none, or all of them with a base :math:`\theta` that is a hundred times larger.
 
 from lm_from_scratch.layers.rope import (
     RotaryEmbedding,
@@ -80,7 +80,7 @@ def player(turned, theta, seed):
 
 
 # %%
-# Each player answers 64 test rows, and its loss is taken over 32 positions at a time.
+# Each player answers the questions of 64 test rows. We average its loss over 32 positions at a time.
 
 tests = game(64, 256, torch.Generator().manual_seed(99))
 
@@ -147,19 +147,19 @@ assert last["all features"][:, 1].mean() > last["half of them"][:, 1].mean()
 assert last["half of them"][:, 0].max() < 0.2
 
 # %%
-# The larger base is worst, and worse than guessing. Where nothing turns, ``←3`` is never learned, not even within 64
-# tokens; but ``b?`` stays right wherever the letter is. Of the players that learn both questions, the one with
-# half of its features loses least later.
+# The one with the larger base, which is even worse than guessing.
 #
-# In the end all three fail at ``←3``. Turning less limits the damage; it does not teach the model
-# distances that it never saw.
+# If nothing turns, the player never learns ``←3``, not even within 64 tokens, but it answers ``b?`` wherever the letter
+# is. Of the players that learn both questions, the one that turns half of its features loses the least beyond token 64.
+# In the end all three fail at ``←3``: turning less limits the damage, but it does not teach the model distances that it
+# never saw.
 #
 # Half of the features
 # --------------------
 #
-# Why does it help to turn less? A score is a sum over pairs. A pair that turns compares content *at a distance*: it
-# changes when the same two words move apart. A pair that does not turn compares content alone. With both, the model can
-# use each where it needs it.
+# Why does it help to turn less? A score is a sum over pairs of features. A pair that turns compares content *at a
+# distance*: it changes when the same two words move apart. A pair that does not turn compares content alone. A head that
+# has both can use each where it needs it.
 
 drawings.turned_features(
     {
@@ -189,10 +189,10 @@ theirs = apply_partial_rope(x, *RotaryEmbedding(8)(where[None], x.dtype))
 torch.testing.assert_close(partial_rope(x, where, 8), theirs)
 
 # %%
-# A real model shows how much turning it uses. Our small Qwen2 was trained with RoPE on all 32 features, 16 pairs, and
-# texts of 256 tokens. We switch off the turning of some pairs in all layers, and train nothing.
+# How much turning does a real model use? Our small Qwen2 was trained with RoPE on all 32 features, 16 pairs, and texts
+# of 256 tokens. We stop some pairs from turning, in all blocks, and train nothing.
 #
-# **Predict first.** The loss is 4.16. What becomes of it if the eight *slow* pairs stop turning?
+# **Predict first.** The loss is 4.16. What happens to it if the eight *slow* pairs stop turning?
 #
 # * nothing that you would notice
 # * it rises by about 0.1
@@ -234,38 +234,40 @@ assert 0 < losses["fast"] - losses["all"] < 0.05
 assert losses["slow"] - losses["all"] > 1
 
 # %%
-# Next to nothing: within 256 tokens the slow pairs hardly move, and the model uses them as if they stood still. Without
-# the fast pairs it is lost. So a partial RoPE gives up little, and its still features may compare content at any
-# distance. GLM-4.5 turns half of its features, Qwen3-Next a quarter.
+# Nothing that you would notice: within 256 tokens the slow pairs hardly turn, and the model uses them as if they did not
+# turn at all. Without the fast pairs it is lost.
 #
-# Layers without positions
+# So partial RoPE gives up little, and its still features can compare content at any distance. GLM-4.5 turns half of its
+# features, Qwen3-Next a quarter.
+#
+# Blocks without positions
 # ------------------------
 #
-# The same can be tried with whole layers. A layer without positions (*NoPE*) uses queries and keys as they are. We
-# switch off the rotation of one layer at a time.
+# The same can be tried with whole blocks. A block without positions (*NoPE*) uses queries and keys as they are. We switch
+# off the rotation in one block at a time.
 
-rest = [
-    loss_with([unrotated if i == layer else apply_rope for i in range(8)])
-    for layer in range(8)
+without = [
+    loss_with([unrotated if i == block else apply_rope for i in range(8)])
+    for block in range(8)
 ]
-rise = [loss - losses["all"] for loss in rest]
+rise = [loss - losses["all"] for loss in without]
 drawn, (ax,) = figure(4.8, 2.6)
 ax.bar(range(8), rise)
-ax.set(title="Loss added without rotation in one layer")
-ax.set(xlabel="layer", ylabel="loss")
+ax.set(title="Loss added without rotation in one block")
+ax.set(xlabel="block", ylabel="loss")
 plt.show()
 
 assert abs(rise[0]) < 0.01 and min(rise[1:]) > 0.04
 assert rise.index(max(rise)) == 4 and 2 < max(rise) / sorted(rise)[4] < 3
 
 # %%
-# Layer 4 needs its rotation most, more than twice as much as a middling layer. The first, layer 0, hardly needs it. All
-# others do: this model was trained to turn in all of them.
+# Block 4 needs its rotation most, more than twice as much as a typical block. Block 0 hardly needs it. All other blocks
+# do: this model was trained with rotation in all of them.
 #
-# SmolLM3 was trained without rotation in every fourth layer. Such a layer is not blind to order: the layers below it
-# have mixed order into the tokens, and the causal mask shows each token only what came before. Other models give their
-# layers different bases: in Gemma 3 five layers of six look at the latest tokens only and have a base of 10,000; the
-# sixth sees all and has 1,000,000.
+# SmolLM3 was trained without rotation in every fourth block. Such a block is not blind to order: the blocks below it
+# have mixed order into the tokens, and the causal mask shows each token only what came before it. Other models give
+# their blocks different bases: in Gemma 3, five blocks of six look at the latest tokens only and have a base of 10,000;
+# the sixth sees all tokens and has a base of 1,000,000.
 
 stack = {"Qwen2": "RRRRRR", "SmolLM3": "RRRNRR", "Gemma 3": "LLLLLG"}
 drawings.layer_kinds(
@@ -279,15 +281,17 @@ drawings.layer_kinds(
 )
 
 # %%
-# Why does Gemma's larger base not fail as it did in the game? It was trained further on long texts. A larger base makes
-# room for more distances, and each of them has to be learned.
+# Why does Gemma's larger base not fail as it did in the game? Because Gemma was trained further on long texts. A larger
+# base makes room for more distances, but the model has to learn each of them.
 #
 # One is zero
 # -----------
 #
-# **Predict first.** A file of a SmolLM3 says ``"no_rope_layers": [1, 1, 1, 0]``. Which layers rotate?
+# A config calls a block a *layer*.
 #
-# * the last one: the others are marked as layers without RoPE
+# **Predict first.** The config of a SmolLM3 says ``"no_rope_layers": [1, 1, 1, 0]``. Which layers rotate?
+#
+# * the last one: the first three are marked as layers without RoPE
 # * the first three
 
 from lm_from_scratch.checkpoint.architectures import build
@@ -304,31 +308,32 @@ assert [b.self_attn.rotate for b in smol.model.layers] == [apply_rope] * 3 + [
 ]
 
 # %%
-# The first three: in spite of the name, 1 means "rotates". In 2026 a reader
-# `reported <https://github.com/huggingface/transformers/issues/43756>`_ that the library had it the wrong way round. In
-# another project a reviewer asked for `a clearer name <https://github.com/elixir-nx/bumblebee/pull/422>`_. Our config
-# calls it ``rope_layers``. Read the wrong way, all shapes fit, all weights load, and three layers of four have lost
-# their positions.
+# The first three: in spite of the name, 1 means "rotates".
 #
-# How the published models choose, what a layer without positions still knows of order, and the same experiment on real
-# text are in `positions in depth <5a_positions_in_depth.ipynb>`_. To make a trained model read longer texts, see
-# `longer than it was trained for <../2_qwen2/2a_longer_contexts.ipynb>`_.
+# In 2026 a reader `reported <https://github.com/huggingface/transformers/issues/43756>`_ that ``transformers`` had it the
+# wrong way round. In another project a reviewer asked for `a clearer name
+# <https://github.com/elixir-nx/bumblebee/pull/422>`_. Our config calls it ``rope_layers``. If you read the key the wrong
+# way, all shapes fit, all weights load, and three blocks of four lose their positions.
+#
+# `Positions in depth <5a_positions_in_depth.ipynb>`_ shows what published models chose, what a block without positions
+# still knows of order, and the same experiment on real text. To make a trained model read longer texts, see `longer than
+# it was trained for <../2_qwen2/2a_longer_contexts.ipynb>`_.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Let a player turn 4 of its 16 features. A right answer compares its loss for ``←3`` with that of 8
+# 1. *Easy.* Let a player turn 4 of its 16 features. A good answer compares its loss for ``←3`` with that of 8
 #    features, within the first 64 tokens and at the end, for three seeds, and says what too few pairs cost.
-# 2. *Medium.* Find the smallest number of fast pairs that keep the shipped model within 0.1 of its loss, and print the
-#    angle that the first pair left out makes in 256 tokens. A right answer says why it does not matter here and would
-#    in a longer text.
-# 3. *Hard.* Switch off the rotation of two layers of the shipped model at a time. A right answer shows whether the two
-#    rises add up, for all 28 pairs of layers, and names the pair furthest from its sum.
+# 2. *Medium.* Find the smallest number of fast pairs that keeps the shipped model within 0.1 of its loss, and print by
+#    what angle the fastest pair that you left out would turn in 256 tokens. A good answer says why it does not matter
+#    here, and would in a longer text.
+# 3. *Hard.* Switch off the rotation in two blocks of the shipped model at a time. A good answer shows whether the two
+#    rises add up, for all 28 pairs of blocks, and names the pair furthest from its sum.
 #
 # Summary
 # -------
 #
-# * A pair that turns compares content at a distance; one that does not compares content alone. Partial RoPE has both in
-#   each head, NoPE layers have both in different layers.
-# * Beyond the trained length, turning less limits the damage and a larger base alone makes it worse.
-# * Config files say it in many ways. In ``no_rope_layers`` a 1 means that the layer rotates.
+# * A pair that turns compares content at a distance; a pair that does not turn compares content alone. Partial RoPE puts
+#   both kinds into each head, NoPE into different blocks.
+# * Beyond the trained length, turning less limits the damage, and a larger base alone makes it worse.
+# * Config files say it in many ways. In ``no_rope_layers`` a 1 means that the block rotates.

@@ -2,12 +2,11 @@ r"""
 A memory that does not grow
 ===========================
 
-At 262,144 tokens, one attention layer of Qwen3-Next holds 512 MiB of keys and values. Three of four layers of this
-model hold none: each keeps 2 MiB, however long the text is. How does a text of any length fit into that?
+At 262,144 tokens, a block of Qwen3-Next with attention holds 512 MiB of keys and values. But three blocks of four have
+no attention: each keeps 2 MiB, however long the text is. How does a text of any length fit into that?
 
-Each head has one matrix, and every token writes into it. Let us write three facts of a manual: *path* is a ``str``,
-*mode* is an ``int``, and, as of this version, *path* is ``bytes``. Each word has a random vector. Then we ask two such
-memories: what is *path*?
+In such a block each head has one matrix, its *memory*, and every token corrects it. Here the memory is asked for *path*,
+its answer is compared with the new value *bytes*, and the difference is written:
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -16,6 +15,19 @@ memories: what is *path*?
 
 import torch
 import torch.nn.functional as F
+
+from lm_from_scratch.drawings.since_qwen2_models import delta_rule_step
+
+state = torch.tensor([[0.8, 0, 0.1, 0], [0, 0.9, 0, 0.2], [0.6, 0, 0, 0.1]])
+k, v = torch.tensor([0.8, 0, 0.6]), torch.tensor([0.0, 0, 1, 0])
+delta_rule_step(state, k, v, ("path", "bytes"))
+
+# %%
+# That is the **delta rule**: write the *difference* (delta) between what the memory should say and what it says.
+#
+# Why read before you write? Take three facts of a manual: *path* is a ``str``, *mode* is an ``int``, and, as of this
+# version, *path* is ``bytes``. Each word has a random vector. One memory adds every fact to what it has, the other
+# corrects. Then we ask both: what is *path*?
 
 torch.manual_seed(0)
 names, types = ["path", "mode"], ["str", "int", "bytes"]
@@ -42,42 +54,33 @@ assert min(added @ value["str"], added @ value["bytes"]) > 0.8
 assert corrected @ value["bytes"] > 0.99 > 0.1 > abs(corrected @ value["str"])
 
 # %%
-# A 1.0 means that the answer is this word's vector. The first memory adds every fact to what it has, and says both types
-# at once. The second reads before it writes, and adds only what is missing. Here is its last step, with short vectors:
-
-from lm_from_scratch.drawings.since_qwen2_models import delta_rule_step
-
-state = torch.tensor([[0.8, 0, 0.1, 0], [0, 0.9, 0, 0.2], [0.6, 0, 0, 0.1]])
-k, v = torch.tensor([0.8, 0, 0.6]), torch.tensor([0.0, 0, 1, 0])
-delta_rule_step(state, k, v, ("path", "bytes"))
-
-# %%
-# That is the **delta rule**: write the *difference* (delta) between what the memory should say and what it says.
+# A 1.0 means that the answer is this word's vector. The memory that adds says both types at once. The memory that corrects
+# knows the new type alone.
 #
 # The rule
 # --------
 #
-# Why does a matrix remember? To write a fact is to add the outer product :math:`k v^\top`: row i of it is
-# :math:`k_i` times :math:`v`. To read is to multiply by a query, and :math:`(k v^\top)^\top q = (q \cdot k) \, v`. So a
-# query finds a value as far as it is like its key. If all keys are at right angles and of length 1, each finds exactly
-# its own value.
+# Why does a matrix remember? To write a fact is to add the outer product :math:`k v^\top`, whose row i is :math:`k_i`
+# times :math:`v`. To read is to multiply by a query, and :math:`(k v^\top)^\top q = (q \cdot k) \, v`. So the more a query
+# is like a key, the more of that key's value it finds. If all keys are at right angles and of length 1, each key finds
+# exactly its own value.
 #
 # If all facts are added, a query reads :math:`\sum_s (q \cdot k_s) \, v_s`. You know this sum: it is attention without
-# the softmax, called *linear attention*. Without the softmax the keys need not be kept: the sum of their outer products,
+# the softmax, called *linear attention*. Without the softmax you need not keep the keys: the sum of all outer products,
 # :math:`S`, answers every query.
 #
-# The delta rule corrects the sum. Today's models add two gates, which each token computes for itself:
+# The delta rule corrects this sum. Today's models add two gates, which each token computes for itself:
 # :math:`\alpha`, between 0 and 1, lets the whole memory fade, and :math:`\beta` says how much of the correction
 # :math:`u` is written:
 #
 # .. math::
 #
-#    u_t = \beta_t \, (v_t - \alpha_t S_{t-1}^\top k_t), \qquad
-#    S_t = \alpha_t S_{t-1} + k_t u_t^\top, \qquad
-#    o_t = S_t^\top q_t
+#    u_t &= \beta_t \, (v_t - \alpha_t S_{t-1}^\top k_t) \\
+#    S_t &= \alpha_t S_{t-1} + k_t u_t^\top \\
+#    o_t &= S_t^\top q_t
 #
-# Keys have length 1, so that with :math:`\beta = 1` the memory says exactly :math:`v_t` for :math:`k_t` afterwards.
-# Here is all of it, for one head with keys of Dk features and values of Dv:
+# Keys have length 1, so that with :math:`\beta = 1` the memory answers :math:`k_t` with exactly :math:`v_t` afterwards.
+# Here is the whole rule, for one head with keys of Dk features and values of Dv:
 
 
 def delta_rule(q, k, v, alpha, beta, S):  # q, k: (T, Dk), v: (T, Dv)
@@ -92,16 +95,16 @@ def delta_rule(q, k, v, alpha, beta, S):  # q, k: (T, Dk), v: (T, Dv)
 
 # %%
 # The package has a second form, ``chunk_delta_rule``, which reads 64 tokens at a time and gives the same numbers. Without
-# it training would take T small steps, one after the other. How it works is shown `in depth
-# <6a_delta_rule_in_depth.ipynb>`_.
+# it, training would take T small steps, one after the other. `The delta rule in depth <6a_delta_rule_in_depth.ipynb>`_
+# shows how it works.
 #
 # Is it the gate, or the correction?
 # ----------------------------------
 #
 # Older layers with a state, such as Mamba-2, had a gate and no correction: what is old fades, so the new fact is louder.
-# Does that do? We train four small memories. A text writes 48 facts, each a pair of one of 16 keys and one of 32 values.
-# Afterwards we ask for the *latest* value of every key. All memories have the same state, 16 by 16 numbers. Their vectors
-# are learned, and so is the gate: one number here, where a published layer computes it from each token.
+# Is that enough? We train four small memories. A text writes 48 facts, each a pair of one of 16 keys and one of 32
+# values. Afterwards we ask for the *latest* value of every key. All memories have the same size, 16 by 16 numbers. The
+# vectors are learned, and so is the gate: one number here, where a published layer computes it from each token.
 
 from lm_from_scratch.layers.delta_rule import chunk_delta_rule
 
@@ -119,8 +122,8 @@ def final(k, v, fade, correct):  # k, v: (B, T, D); the state after T facts
 
 
 # %%
-# Texts are drawn at random. For each key we note its latest value, and how many tokens before it the same key had been
-# written.
+# Texts are drawn at random. For each key we record its latest value, and the gap: how many tokens earlier the same key
+# had been written.
 
 
 def texts(n, draw):
@@ -137,7 +140,7 @@ def texts(n, draw):
 
 
 # %%
-# Training is the usual loop:
+# The training loop is the usual one:
 
 
 def trained(correct, gate, seed):
@@ -161,8 +164,8 @@ def trained(correct, gate, seed):
 
 
 # %%
-# **Predict first.** Without gate and correction, the memory names the latest value of about half of the keys. And with
-# a learned gate, but no correction?
+# **Predict first.** With neither gate nor correction, the memory names the latest value of about half of the keys. And
+# with a learned gate, but no correction?
 #
 # * about half as well
 # * about nine of ten
@@ -185,7 +188,9 @@ assert share["gate"].min() > 0.8 and share["gate"].max() < 0.97
 assert share["correction"].min() > 0.98 and share["both"].min() > 0.98
 
 # %%
-# Three seeds each. The gate helps a lot. Where does it fail? Sort the keys by the gap between their last two writings:
+# About nine of ten, from each of the three seeds: the gate helps a lot, but the correction gets nearly all keys right.
+#
+# Where does the gate fail? Sort the keys by the gap between their last two writings:
 
 from itertools import pairwise
 
@@ -224,21 +229,21 @@ assert curves["gate"][0] < 0.7 and curves["gate"][-1] > 0.95
 assert min(curves["correction"]) > 0.97
 
 # %%
-# A key that was written twice within a few tokens has two values that are almost equally loud. To tell them apart the
-# gate would have to fade fast, and then everything older would be gone: a gate fades all keys of a head alike. The
-# correction removes exactly what the new fact replaces, and leaves the others.
+# If a key is written twice within a few tokens, its two values are almost equally loud. To tell them apart the memory
+# would have to fade fast, and then everything older would be gone: a gate fades all keys of a head alike. The correction
+# removes exactly what the new fact replaces, and leaves all other facts alone.
 #
-# What is the gate for, then? Some things should be forgotten all at once, such as the last document. No correction does
+# What is the gate for, then? Some things should be forgotten all at once, such as the last document. No correction can do
 # that.
 #
 # What it costs
 # -------------
 #
-# Now the numbers of the first paragraph. Qwen3-Next has three layers with a state for each layer of attention. In each
-# of the three, 32 heads have a memory of 128 by 128 numbers, in float32. In the fourth, a token leaves keys and values
-# of two heads with 256 features, in bfloat16.
+# Back to the numbers of the first paragraph. Qwen3-Next has three blocks with a memory for each block with attention. In
+# each of the three, 32 heads have a memory of 128 by 128 numbers, in float32. In the fourth, each token leaves keys and
+# values of two heads with 256 features, in bfloat16.
 #
-# **Predict first.** After how many tokens is the cache of the one larger than the memory of the other?
+# **Predict first.** After how many tokens is the cache of an attention block larger than the memory of another block?
 #
 # * about 10
 # * about 1,000
@@ -253,17 +258,17 @@ print(
 assert memory // token == 1024 and 262_144 * token == 512 * 2**20
 
 # %%
-# For a short chat the state is the *larger* of the two. At 262,144 tokens, the longest text that the model takes as it
-# is, the attention layer has 512 MiB, and the state still 2 MiB.
+# After about 1,000: for a short chat the memory is the *larger* of the two.
 #
-# In the package every kind of cache carries states beside keys, and the law of every cache holds: cut a text into pieces
-# any way you like, and the logits are those of one pass (`in depth <6a_delta_rule_in_depth.ipynb>`_ tries it).
+# At 262,144 tokens, the longest text that the model accepts by default, the attention block holds 512 MiB, and the memory
+# is still 2 MiB. In the package every kind of cache carries such states beside keys and values, and the law of caches
+# holds: cut a text into pieces any way you like, and the logits are those of one pass.
 #
 # Where it loses
 # --------------
 #
-# Why keep any attention at all? A matrix of 32 rows has room for 32 keys at right angles. We draw keys at random, write
-# each once, and ask for all of them.
+# Why keep any attention at all? A matrix of 32 rows has room for 32 keys at right angles. We draw random keys, write each
+# once, and ask for all of them.
 
 
 def recalled(count, seed):
@@ -281,26 +286,26 @@ for count, shares in lost.items():
 assert min(lost[8]) > 0.99 and min(lost[32]) > 0.6 and max(lost[128]) < 0.4
 
 # %%
-# Beyond its width the memory fails, and it must: 32 by 32 numbers cannot hold any number of facts. A cache keeps them
-# all. So a name or a number from far back needs the one layer in four that keeps everything. Nor can a state take back a
-# token: it is a sum, and a sum does not tell what its terms were. `Speculative decoding
-# <../6_generation/2_speculative_decoding.ipynb>`_ has to take back tokens, when the model rejects a draft.
+# Beyond its width the memory fails, and it must: 32 by 32 numbers cannot hold ever more facts. A cache keeps them all. So
+# a name or a number from far back needs the one block in four that keeps everything. Nor can a memory take back a token:
+# it is a sum, and a sum does not reveal its terms. `Speculative decoding
+# <../6_generation/2_speculative_decoding.ipynb>`_ must take back tokens when the model rejects a draft.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Write *path is bytes* twice with the delta rule. What does the second writing change? A right answer is one
+# 1. *Easy.* Write *path is bytes* twice with the delta rule. What does the second writing change? A good answer is one
 #    line of algebra, and a largest difference.
 # 2. *Medium.* Let :math:`\beta = 0.5` in ``written``, and write the last fact n times. How much of ``str`` is left after
-#    n = 1, 2, 3? A right answer is a formula and three numbers that agree with it.
+#    n = 1, 2, 3? A good answer is a formula and three numbers that agree with it.
 # 3. *Medium.* In the last experiment, draw keys at right angles (the rows of a matrix from ``torch.linalg.qr``). Up to
 #    how many keys is every answer right, and why?
 #
 # Summary
 # -------
 #
-# * A layer with a state has one matrix of fixed size in every head, where attention has keys and values of all tokens.
+# * Where attention keeps keys and values of all tokens, the delta rule keeps one matrix of fixed size in every head.
 # * The delta rule reads before it writes, and writes the difference: a key that comes again has its new value. A gate
 #   alone makes everything old quieter.
-# * A matrix holds about as many facts as it is wide, and cannot go back; so published models keep some layers of
+# * A matrix holds about as many facts as it is wide, and cannot take one back. So published models keep some blocks with
 #   attention.

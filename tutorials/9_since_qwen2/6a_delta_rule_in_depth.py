@@ -153,7 +153,8 @@ assert ratio > 2
 #
 # .. math::
 #
-#    \alpha_t = \exp\bigl(-e^{A} \operatorname{softplus}(a_t + b)\bigr), \qquad \beta_t = \operatorname{sigmoid}(b_t)
+#    \alpha_t &= \exp\bigl(-e^{A} \operatorname{softplus}(a_t + b)\bigr) \\
+#    \beta_t &= \operatorname{sigmoid}(b_t)
 #
 # with :math:`a_t` and :math:`b_t` from the token, :math:`A` and :math:`b` learned for each head. Each output is
 # normalised, and multiplied by the silu of one more projection. A checkpoint of ``transformers`` loads by name:
@@ -448,7 +449,7 @@ assert max(right, faded["left"]) < 1e-12 and faded["right"] > 1e-9
 # 1. *Easy.* Print the share of a chunk's time that the triangular solver takes, for chunks of 16, 64 and 256. A right
 #    answer explains why neither very small nor very large chunks are fast.
 # 2. *Medium.* Write ``chunk`` with the inverse of the triangle in place of the solver, and compare the errors in
-#    float32 for keys that are nearly equal. A right answer shows both errors for :math:`k_i \cdot k_j = 0.9`.
+#    float32 for keys that are nearly equal. A good answer shows both errors for :math:`k_i \cdot k_j = 0.9`.
 # 3. *Hard.* Give a cache a copy of the state for each of the last n tokens, so that ``crop`` can go back by n. A right
 #    answer passes the law of ``crop`` in ``tests/unit/cache/test_cache_laws.py``, and says what n costs in bytes.
 #

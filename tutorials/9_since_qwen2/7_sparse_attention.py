@@ -2,8 +2,8 @@ r"""
 Sparse attention: must a query read every key?
 ==============================================
 
-In full attention a query reads the keys of all tokens before it. Here is where one query of the shipped Qwen2 looks,
-that of the last token, in the last layer. Darker means more weight. The 16 largest weights are framed.
+In full attention a query reads the keys of all tokens before it. Here is where one query of the shipped Qwen2 looks:
+that of the last token, in the last block. Darker means more weight. The 16 largest weights are framed.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../3_attention/2_masks"]
@@ -45,9 +45,10 @@ text = ["⊢", *tokenizer.pieces(test.idx[0, 1:221].tolist())]
 drawings.where_it_looks(text, row.tolist(), best)
 
 # %%
-# The text has 221 tokens. The query looks at the line that it ends, and at a few tokens of the line before.
+# The text has 221 tokens (⊢ is the start token, ``<|endoftext|>``). The query looks at the line that it ends, and at a few
+# tokens of the line before.
 #
-# **Predict first.** Which share of all its attention is on the 16 framed keys?
+# **Predict first.** What share of its attention is on the 16 framed keys?
 #
 # * about 20 %
 # * about 70 %
@@ -60,9 +61,10 @@ assert 0.65 < row[best].sum() < 0.78
 assert row[-16:].sum() < row[best].sum() - 0.1
 
 # %%
-# So 205 keys were read for little more than a quarter of the result. In a text of 100,000 tokens it would be almost all
-# of them.
-# *Sparse attention* reads the k best keys, and leaves the rest in memory.
+# About 70 %. So the query read 205 keys for little more than a quarter of the result.
+#
+# In a text of 100,000 tokens almost all keys would be read for so little. *Sparse attention* reads the k best keys, and
+# leaves the rest in memory.
 #
 # There is a catch. To know the best keys, we took the weights of *all* keys, and that is the work we wanted to save.
 #
@@ -70,8 +72,8 @@ assert row[-16:].sum() < row[best].sum() - 0.1
 # -------
 #
 # Could a fixed rule do it? Take the latest k keys, which is a sliding window; or the first key and the latest ones; or
-# any k. The *oracle* takes the largest weights. The table shows the share of attention that each recalls, over all
-# layers, for queries with at least 128 keys.
+# any k keys. The *oracle* takes the keys with the largest weights. The table shows what share of the attention each rule
+# *recalls*, averaged over all blocks, for queries with at least 128 keys.
 
 places = torch.arange(256)[None]
 seen = Visibility(places, places, dense=True)  # each sees all before it
@@ -79,7 +81,7 @@ seen = Visibility(places, places, dense=True)  # each sees all before it
 
 @torch.no_grad()
 def read(idx):
-    """Each layer's input (B, T, C), and where it looks (B, 1, T, S)."""
+    """Each block's input (B, T, C), and where it looks (B, 1, T, S)."""
     with record_attention(model) as maps, record_hidden_states(model) as states:
         model(idx)
     norms = [block.input_layernorm for block in model.model.layers]
@@ -91,7 +93,7 @@ test_x, test_weights = read(test.idx)
 counts = [4, 8, 16, 32, 64, 128]
 
 # %%
-# The scores of each rule say which keys it prefers.
+# Each rule gives scores, which say which keys it prefers.
 
 
 def shares(scores):
@@ -124,19 +126,20 @@ assert table["oracle"][2] - table["latest"][2] > 0.08
 
 # %%
 # This small model looks mostly at what is near, so the window is a strong guess. It has no use for the first key (other
-# models `do <4_sinks_and_gates.ipynb>`_). Between window and oracle there is room.
+# models `do <4_sinks_and_gates.ipynb>`_). Between the window and the oracle there is room for improvement.
 #
 # A small scorer
 # --------------
 #
-# DeepSeek-V3.2 puts a small network beside each attention layer, the *lightning indexer*. It has a few heads with small
-# queries q, *one* key k for each token, and a weight w for each head and query:
+# DeepSeek-V3.2 puts a small network, the *lightning indexer*, beside the attention of each block. It has a few heads with
+# small queries q, *one* key k for each token, and a weight w for each head and query:
 #
 # .. math::
 #
 #    I_{ts} = \sum_j w_{tj} \, \mathrm{ReLU}(q_{tj} \cdot k_s)
 #
-# No softmax and no values, only a score. Here is one with two heads before any training, at the last seven keys.
+# There is no softmax and there are no values, only a score. Here is an indexer with two heads before any training, at the
+# last seven keys.
 
 rotation = model.model.rotary_emb(places, torch.float32)
 torch.manual_seed(13)
@@ -147,16 +150,16 @@ drawings.indexer_scores(text[-7:], products.tolist(), w[220].tolist(), 2)
 
 # %%
 # A product below zero counts as nothing, and the weighted sum decides. The query then attends to the framed keys as
-# always.
+# usual.
 #
-# Learn where a layer looks
+# Learn where a block looks
 # -------------------------
 #
 # A choice of keys has no gradient, so the loss of the language model cannot teach the indexer. But there is a teacher:
-# the attention of the model itself. The loss is the KL divergence from its weights to the softmax of the scores. Only
-# the indexer learns.
+# the attention of the model itself. The indexer's loss is the KL divergence from the attention weights to the softmax of
+# its scores. Only the indexer learns.
 #
-# We train one for each of the eight layers, for 100 steps of one text, from three seeds.
+# We train one for each of the eight blocks, one text a step, from three seeds.
 
 x, weights = read(pieces(train_texts, tokenizer, 256, count=32).idx)
 
@@ -178,7 +181,7 @@ def trained(seed):
 
 
 # %%
-# And then on texts that neither model nor indexer has seen:
+# And this is their recall on texts that neither model nor indexer has seen:
 
 runs = [trained(seed) for seed in range(3)]
 with torch.no_grad():
@@ -212,18 +215,18 @@ assert (learned < table["oracle"] + 1e-3).all()
 assert (learned.amax(0) - learned.amin(0)).max() < 0.02
 
 # %%
-# Almost half of it at k = 16, more with fewer keys, and less with more, from every seed.
+# About half of it at k = 16, more with fewer keys, and less with more keys, from every seed.
 #
 # What the model loses
 # --------------------
 #
-# Recall is not what we want; predictions are. Now every layer of the model really reads k keys.
+# We do not want recall; we want predictions. Now every block of the model really reads only k keys.
 #
-# **Predict first.** The full model has a loss of about 4.18. At k = 64, a quarter of the text, is the learned choice
-# better than a window of 64?
+# **Predict first.** The full model has a loss of about 4.18. At k = 64, a quarter of the text, does the learned choice
+# beat a window of 64 keys?
 #
 # * yes, clearly
-# * no, there is nothing left to win
+# * no, there is nothing left to gain
 # * it is worse
 
 
@@ -256,10 +259,11 @@ assert (losses[16][1] - losses[256][0]).max() < 0.12
 assert losses[16][0] - losses[256][0] > 0.2
 
 # %%
-# Nothing left. With 16 keys the learned choice costs less than 0.12 nats, and the window more than 0.2. At 64 they are
-# nearly equal, and the learned choice is a hair below the full model, too little to mean anything: the texts have 256
-# tokens, and this model needs few of them. Sparse attention is for long texts, and for models that use them. With
-# k = 256 nothing is hidden, and the loss is that of the full model.
+# No, there is nothing left to gain: the texts have 256 tokens, and this model needs few of them.
+#
+# With 16 keys the learned choice costs less than 0.12 nats, and the window more than 0.2. With 64 keys they are nearly
+# equal. With 256 keys nothing is hidden, and the loss is that of the full model. Sparse attention is for long texts, and
+# for models that make use of them.
 #
 # Ties
 # ----
@@ -272,22 +276,23 @@ assert losses[16][0] - losses[256][0] > 0.2
 
 for run in scores:
     zeros = [(s[:, seen.mask[0, 0]] == 0).float().mean() for s in run]
-    print("layer by layer:", " ".join(f"{part:4.0%}" for part in zeros), end="")
-    print(f"   all layers: {sum(zeros) / 8:.0%}")
+    print("block by block:", " ".join(f"{part:4.0%}" for part in zeros), end="")
+    print(f"   all blocks: {sum(zeros) / 8:.0%}")
     assert sum(zeros) / 8 > 0.02 and max(zeros) > 0.05
 
 # %%
-# A sum is exactly zero when both products are negative, so many keys are equal. Which of them are chosen? A plain
-# ``topk`` decides by the layout in memory, so a *longer text* can change the choice for its beginning. Our ``choose``
-# has a rule: of equal scores, the latest key wins. `In depth <7a_sparse_attention_in_depth.ipynb>`_ you find a test that
-# fails without it.
+# More than one in fifty. A sum is exactly zero when both products are negative, so many keys have equal scores.
+#
+# Which of them are chosen? A plain ``topk`` decides by the layout in memory, so a *longer text* can change the choice for
+# its beginning. Our ``choose`` has a rule: of equal scores, the latest key wins. `Sparse attention in depth
+# <7a_sparse_attention_in_depth.ipynb>`_ has a test that fails without it.
 #
 # What it costs
 # -------------
 #
-# The indexer reads a key of every token, so the work stays quadratic, with a smaller factor. Count multiplications for
-# one query. A key takes 128 · (576 + 512) of them in the attention of DeepSeek-V3.2, whose 128 heads read `a latent
-# <3_latent_attention.ipynb>`_, and 64 · 128 + 64 in its indexer; k is 2,048.
+# The indexer reads a key of every token, so the work is still quadratic, with a smaller factor. Count the multiplications
+# for one query. In DeepSeek-V3.2, whose 128 heads read `a latent <3_latent_attention.ipynb>`_, a key takes 128 · (576 +
+# 512) multiplications in attention and 64 · 128 + 64 in the indexer; k is 2,048.
 
 full, small, k = 128 * (576 + 512), 64 * 128 + 64, 2048
 for S in (2048, 4096, 32_768, 131_072):
@@ -298,7 +303,8 @@ assert 0.9 < full / (small + full) < 1
 assert 13 < ratio < 14
 
 # %%
-# At 131,072 keys one multiplication of 13 remains. At 2,048 the indexer is all loss. And here, in time?
+# At 131,072 keys one multiplication in 13 remains. At 2,048 keys the indexer only costs. And how much time does our small
+# model save?
 
 
 def seconds(function, *args):
@@ -315,23 +321,24 @@ print(f"with indexers it takes {sparse / dense:.1f} times as long")
 assert sparse > dense
 
 # %%
-# Longer: we compute all products and then hide most of them, and sorting scores costs more than a small attention. The
-# saving needs long texts, and kernels that read the chosen keys alone.
+# None: it takes longer, because we compute all products and then hide most of them, and sorting scores costs more than a
+# small attention. To save time you need long texts, and kernels that read only the chosen keys.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Train with one head, then with eight. A right answer shows recall at k = 4 and 16, three seeds each, and
+# 1. *Easy.* Train with one head, then with eight. A good answer shows recall at k = 4 and 16, three seeds each, and
 #    says whether the difference is larger than that between seeds.
-# 2. *Medium.* Choose half of the k keys by the indexer, and half as the latest. Hint: add a large number to the scores
-#    of the latest keys. A right answer compares the loss at k = 8 with both.
+# 2. *Medium.* Choose half of the k keys by the indexer, and let the latest keys be the other half. Hint: add a large
+#    number to the scores of the latest keys. A good answer compares the loss at k = 8 with that of each rule alone.
 # 3. *Medium.* Train a second stage in which only chosen keys count. Hint: ``restrict`` from
-#    ``lm_from_scratch.attention.indexer`` makes the visibility for ``indexer_loss``. A right answer says whether recall
+#    ``lm_from_scratch.attention.indexer`` makes the visibility for ``indexer_loss``. A good answer says whether recall
 #    at 16 rises.
 #
 # Summary
 # -------
 #
-# * Most of a query's attention is on few keys; a small indexer learns which, from the model's own weights.
-# * A choice has no gradient, so the indexer has a loss of its own; and equal scores need a rule.
-# * It pays when the text is much longer than k. For short texts, or a model that looks near, a window is as good.
+# * Most of a query's attention is on few keys. A small indexer learns which, from the model's own attention weights.
+# * A choice has no gradient, so the indexer has its own loss. And equal scores need a rule.
+# * An indexer pays off when the text is much longer than k. For short texts, or for a model that looks near, a window is
+#   as good.

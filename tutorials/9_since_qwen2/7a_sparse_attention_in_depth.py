@@ -399,11 +399,11 @@ assert inputs.grad is not None
 # Exercises
 # ---------
 #
-# 1. *Easy.* At which length does an indexer with 16 heads pay, in place of 64? A right answer is computed as above.
-# 2. *Medium.* Let the *earliest* of equal scores win, and repeat the lesson's training. A right answer says how the
+# 1. *Easy.* At which length does an indexer with 16 heads pay, in place of 64? A good answer is computed as above.
+# 2. *Medium.* Let the *earliest* of equal scores win, and repeat the lesson's training. A good answer says how the
 #    loss of the model at k = 4 changes, for three seeds.
 # 3. *Hard.* Choose blocks of eight keys by their best score, as MiniMax-M3 does, with borders that depend on positions.
-#    A right answer passes the test of left padding.
+#    A good answer passes the test of left padding.
 #
 # Summary
 # -------

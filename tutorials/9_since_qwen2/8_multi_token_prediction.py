@@ -2,8 +2,8 @@ r"""
 Multi-token prediction
 ======================
 
-Can a model draft for itself? Below, a small part is trained in seconds on top of our finished Qwen2, whose weights stay
-as they are. Then it guesses the next two tokens before each pass. Blue guesses were right, and a bar ends a pass:
+Can a model draft for itself? Here we train a small part on top of our finished Qwen2, whose weights stay as they are.
+Then the part guesses the next two tokens before each pass. Blue guesses were right, and a bar ends a pass:
 """
 
 # sphinx_gallery_needs = ["../6_generation/2_speculative_decoding", "../2_qwen2/4_qwen2"]
@@ -28,6 +28,9 @@ qwen2, tokenizer = load_shipped("qwen2-docs")
 qwen2.requires_grad_(False)
 documents, _ = split(load_corpus("reference"))
 ids = torch.tensor([i for d in documents for i in tokenizer.start(d.text)])
+rows = ids[: 256 * 64].view(256, 64)
+with torch.no_grad():
+    states = qwen2.model(rows)  # (256, T, C): what the frozen model knows
 
 
 def taught(loss_of, steps, seed):
@@ -35,10 +38,8 @@ def taught(loss_of, steps, seed):
     mtp = MTP(qwen2)
     optimizer = torch.optim.AdamW(mtp.parameters(), lr=5e-3)
     for step in range(steps):
-        starts = torch.randint(len(ids) - 64, (4,))
-        idx = torch.stack([ids[a : a + 64] for a in starts])  # (B, T)
-        h = qwen2.model(idx)  # (B, T, C): the frozen model's states
-        loss = loss_of(qwen2, mtp, h, idx)
+        some = torch.randint(len(rows), (4,))
+        loss = loss_of(qwen2, mtp, states[some], rows[some])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -50,12 +51,12 @@ parts = [taught(lambda *x: mtp_losses(*x)[0], 200, s) for s in range(3)]
 mtp = parts[0][0]
 
 # %%
-# We train three, from three seeds. This is the text that Qwen2 writes with the first:
+# We train three parts, from three seeds. Qwen2 writes this text with the first of them:
 
 
 def written(drafter, start, new=60, n_draft=2):
-    rows = [tokenizer.start(start)]
-    return list(speculate(qwen2, drafter, rows, new, GREEDY, n_draft))
+    prompts = [tokenizer.start(start)]
+    return list(speculate(qwen2, drafter, prompts, new, GREEDY, n_draft))
 
 
 start = "If the file does not exist, an"
@@ -69,23 +70,23 @@ drafted = [([*row[:-1]], len(row) - 1, row[-1]) for row in shown]
 drafts(drafted, start)
 
 # %%
-# That is 60 tokens in about 45 passes, and every token is the one that Qwen2 would have written alone: the guesses are
-# judged by the rule of `speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_. But there is no second
-# model here. The drafter lives on what the first one has computed already.
+# That is 60 tokens in about 45 passes, and every token is the one that Qwen2 would have written alone: the rule of
+# `speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_ judges the guesses. But here there is no second
+# model. The drafter builds on what the first model has already computed.
 #
 # A state that has more to say
 # ----------------------------
 #
-# To predict one token, Qwen2 turns the whole text into a state h of 128 numbers, then asks its head for the next token.
-# The state is used once and forgotten. Yet it has seen the text, and as soon as the next token is chosen, one small
-# step can go on from it: join h with the embedding of that token, run *one* block, and ask the same head again.
+# To predict one token, Qwen2 turns the whole text into a state h of 128 numbers, then its head turns h into the next
+# token. The state is used once and thrown away. Yet it has seen the text, and as soon as the next token is known, one
+# small step can go on from there: join h with the embedding of that token, run *one* block, and use the same head again.
 
 own, *guesses = tokenizer.pieces(plain[:3])
 drawings.self_draft(start, [own, *guesses])
 
 # %%
-# The first row is a full pass through eight blocks. Each further row costs one block, and drafts one token. (Here the
-# drawing shows the words of the text, so all drafts are right.) In code, one step is this:
+# The first row is a full pass through eight blocks. Each further row costs one block, and drafts one token. (The drawing
+# shows the words of the text, so all drafts are right.) In code, one step is this:
 
 layer = mtp.layers[0]
 
@@ -132,16 +133,16 @@ assert 0.08 < new / whole < 0.14 and 2.0e6 < whole < 2.2e6
 # Which token to learn
 # --------------------
 #
-# A column of the usual loss, depth 0, sees the text up to its own token, and its target is the next one. Depth 1 has
-# been given that next token. So its target is one further on, and it runs out of targets one column earlier:
+# In the usual loss, depth 0, each column sees the text up to its own token, and its target is the next one. Depth 1 is
+# given that next token. So its target is one token further on, and it runs out of targets one column earlier:
 
 words = tokenizer.pieces(tokenizer.encode("If the file does not"))
 drawings.mtp_targets(words, (0, 1))
 
 # %%
-# It is easy to shift once too few. So let us train three more parts, with the target of depth 0.
+# It is easy to shift one place too few. So we train three more parts, with the targets of depth 0.
 #
-# **Predict first.** What happens to its loss?
+# **Predict first.** What happens to their loss?
 #
 # * It stays high: the task is wrong.
 # * It ends about as high as before.
@@ -172,15 +173,16 @@ assert max(loss for _, loss in wrong_parts) < 0.6 * min(x for _, x in parts)
 assert max(guesses["wrong"]) < min(guesses["right"]) / 2
 
 # %%
-# It falls far lower from every seed, in fewer steps, because the answer is among its inputs: it learns to repeat the token that it was
-# given. As a drafter it is worthless, but for places where the text does repeat a token. A loss that looks too good is
-# the only warning.
+# It falls far lower, from every seed and in fewer steps, because the answer is among the inputs: the part learns to repeat
+# the token that it was given.
+#
+# As a drafter it is worthless, except where the text does repeat a token. A loss that looks too good is the only warning.
 #
 # Is it a good drafter?
 # ---------------------
 #
-# Let us compare it with two that cost nothing. *Look-up* copies what followed the last time. A *bigram* table says
-# which token most often followed the last one in the training text.
+# We compare it with two drafters that cost nothing. *Look-up* copies what followed the last time. A *bigram* table says
+# which token most often followed the latest token in the training text.
 
 counts = torch.zeros(4096, 4096)
 one = torch.ones(len(ids) - 1)
@@ -220,8 +222,8 @@ counted = {
     name: [len(written(drafter, text)) for text in texts]
     for name, drafter in drafters.items()
 }
-rows = [tokenizer.start(texts[1])]
-print(tokenizer.decode(complete(generate(qwen2, rows, 12, GREEDY))[0]))
+dots = generate(qwen2, [tokenizer.start(texts[1])], 12, GREEDY)
+print(tokenizer.decode(complete(dots)[0]))
 print("passes for 60 tokens        mean  without the second")
 for name, row in {"alone": [60] * 5, **counted}.items():
     print(
@@ -242,17 +244,18 @@ assert max(counted["bigram"][1], counted["look-up"][1]) < 30
 assert min(counted[f"new part {seed}"][1] for seed in range(3)) > 50
 
 # %%
-# The table, but only because of one text: after the second beginning, Qwen2 writes *the range 0* and then nothing but
-# dots. Look-up copies the dots and the table predicts them; the new part guesses hardly any of them right. On average
-# over the other four texts (last column) the new part saves most, from every seed, but only just: after seconds of
-# training it is a few passes ahead of a table of pairs. A table of pairs cannot become much better; the part can still
-# learn (exercise 3).
+# The bigram table, but only because of one text: after the second beginning, Qwen2 writes *the range 0* and then nothing
+# but dots. Look-up copies the dots and the table predicts them, but the new part guesses hardly any of them.
+#
+# On average over the other four texts (last column) the new part saves the most passes, from every seed, but only just:
+# after so little training it is a few passes ahead of a table of pairs. A table of pairs cannot become much better; the
+# part can still learn (exercise 3).
 #
 # What it costs
 # -------------
 #
-# A pass saved is not yet time saved, for drafting is work too. Let us count the weights that are read. A pass reads all
-# of Qwen2; a draft reads the new part and the head.
+# A pass saved is not yet time saved, because drafting is work too. Count the weights that are read: a pass reads all of
+# Qwen2, a draft reads the new part and the head.
 
 c = (new + head) / whole
 best = min(sum(counted[f"new part {seed}"]) / 5 for seed in range(3))
@@ -264,11 +267,13 @@ print(f"speed-up {tokens / (1 + 2 * c):.2f}")
 assert 0.3 < c < 0.4 and tokens / (1 + 2 * c) < 1
 
 # %%
-# So here it does *not* pay, not even from the best seed: more weights are read than without drafts. Our head is a quarter
-# of the whole model, and every draft reads it. The bigram table reads nothing, so each pass that it saves is a gain.
+# So here drafting does *not* pay off, not even from the best seed: it reads more weights than decoding without drafts. Our
+# head is a quarter of the whole model, and every draft reads it. The bigram table reads no weights, so each pass that it
+# saves is a gain.
 #
 # In DeepSeek-V3 a token meets about 36.5 billion weights in a pass, and 1.6 billion in a draft. Its report says that 85
-# to 90 per cent of the second tokens were accepted, and gives 1.8 times the tokens per second. With one draft per pass:
+# to 90 per cent of the second tokens were accepted, and that decoding made 1.8 times as many tokens per second. With one
+# draft per pass:
 
 c = 1.6 / 36.5
 print(f"{(1 + 0.85) / (1 + c):.2f} to {(1 + 0.90) / (1 + c):.2f} times")
@@ -278,24 +283,26 @@ assert 1.75 < 1.85 / (1 + c) < 1.9 / (1 + c) < 1.85
 # %%
 # The count fits the report.
 #
-# There the part was also trained together with the model, from the start. Many checkpoints of 2025 and 2026 carry such
-# layers; a loader that only writes text leaves them in the file. How the caches are kept, whether the extra loss helps
-# the model itself, and what goes wrong is in `multi-token prediction in depth
-# <8a_multi_token_prediction_in_depth.ipynb>`_.
+# DeepSeek also trained the part together with the model, from the start. Many checkpoints of 2025 and 2026 carry such
+# parts; a loader that only writes text leaves them in the file. `Multi-token prediction in depth
+# <8a_multi_token_prediction_in_depth.ipynb>`_ asks whether the extra loss helps the model itself, and shows what goes
+# wrong.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Draft one token and four tokens per pass instead of two. A right answer says which number of passes is
-#    smallest, which number of weights read, and why they are not the same.
+# 1. *Easy.* Draft one token and four tokens per pass instead of two. A good answer says which needs the fewest passes,
+#    which reads the fewest weights, and why they are not the same.
 # 2. *Medium.* Let the part learn from what Qwen2 itself predicts, instead of from the training text: the target is then
-#    the distribution of depth 0 in the next column. A right answer compares the passes for the five texts.
-# 3. *Hard.* Train for 50, 200 and 800 steps. A right answer compares the mean passes with those of the bigram table, for
-#    three seeds, and says how much of the difference is larger than that between seeds.
+#    the distribution of depth 0 in the next column. A good answer compares the passes for the five texts.
+# 3. *Hard.* Train for 50, 200 and 800 steps. A good answer compares the mean passes with those of the bigram table, for
+#    three seeds, and says whether the differences are larger than those between seeds.
 #
 # Summary
 # -------
 #
-# * State and next token, joined, go through one block and the model's own head: a guess for the token after the next.
-# * Its target is shifted by two. Shifted by one, it sees the answer: a low loss, and hardly a draft is right.
-# * The text stays the model's own. Whether it comes faster depends on the price of a draft against that of a pass.
+# * Join the state with the next token, and send both through one block and the model's own head: that guesses the token
+#   after the next.
+# * The target is shifted by two. If it is shifted by one, the part sees the answer: its loss is low, and hardly a draft is
+#   right.
+# * The text stays the model's own. Whether it comes faster depends on what a draft costs compared with a pass.

@@ -2,7 +2,7 @@ r"""
 Read any config
 ===============
 
-A model arrives as weights, a tokenizer, and a ``config.json``: a page of keys and numbers. Here are the lines of
+A model comes as weights, a tokenizer, and a ``config.json``: a page of keys and numbers. Here is the config of
 Qwen3-Next, a model of 80 billion parameters. Each coloured group is an idea, and each idea has a lesson.
 """
 
@@ -43,14 +43,13 @@ config_lines({k: v for k, v in flat.items() if k not in hidden}, labels)
 
 # %%
 # Lines without a colour are sizes and switches that you know from Qwen2: ``hidden_size`` is C, ``vocab_size`` V,
-# ``head_dim`` D. The numbers are the defaults of ``transformers``; we shall see that they give a model of the published
-# size.
+# ``head_dim`` D. A config calls a block a *layer*. The numbers are the defaults of ``transformers``; they will turn out
+# to give a model of the published size.
 #
 # From keys to ideas
 # ------------------
 #
-# ``describe`` reads a config, of any model. For each idea it says what the config says of it, which keys say so, and
-# where the course explains it.
+# ``describe`` reads the config of any model. For each idea it shows what the config says about it, and which keys say so.
 
 for line in found:
     print(f"{line.idea.label:25} {line.text:36} {', '.join(line.keys) or '-'}")
@@ -58,12 +57,12 @@ for line in found:
 assert {line.name for line in found} >= {"delta", "experts", "gate", "qk_norm"}
 
 # %%
-# Look at the lines with a dash. We come back to them.
+# Look at the lines with a dash. We will come back to them.
 #
-# Which is which?
-# ---------------
+# Which config belongs to which model?
+# ------------------------------------
 #
-# Here are some lines of three configs. One is DeepSeek-V3, one gpt-oss-120b, and one SmolLM3.
+# Here are some lines of three configs. One belongs to DeepSeek-V3, one to gpt-oss-120b, and one to SmolLM3.
 
 quiz = {"A": "gpt_oss", "B": "smollm3", "C": "deepseek_v3"}
 telling = ("kv_lora_rank", "num_nextn_predict_layers", "no_rope_layers")
@@ -105,14 +104,15 @@ assert set(families()["smollm3"].config["no_rope_layers"][3::4]) == {0}
 assert "sinks" in families()["gpt_oss"].code
 
 # %%
-# A latent, and a layer that predicts one more token: DeepSeek-V3. Every fourth layer without rotation: SmolLM3. A window
-# of 128 tokens and 128 experts: gpt-oss. Its sinks have no key at all.
+# A is gpt-oss, with a window of 128 tokens and 128 experts. B is SmolLM3: every fourth layer does not rotate. C is
+# DeepSeek-V3, with a latent, and a layer that predicts one more token.
+#
+# The sinks of gpt-oss have no key at all.
 #
 # How many parameters?
 # --------------------
 #
-# A config should be enough to count them. A layer has two norms, experts, and one of two mixers: attention or the delta
-# rule.
+# A config should be enough to count them. A layer has two norms, experts, and either attention or the delta rule.
 
 C, E, I = (
     config["hidden_size"],
@@ -153,7 +153,7 @@ assert true == 79_674_391_296
 assert (full, layers, Hkv) == (12, 48, 2)
 
 # %%
-# **Predict first.** Our count is too small by 0.5 %. What did we forget?
+# **Predict first.** Our count is 0.5 % too small. What did we forget?
 #
 # * Biases
 # * Weights that no key of the config mentions
@@ -173,18 +173,17 @@ assert total + sum(silent.values()) == true
 assert 0.004 < (true - total) / true < 0.006
 
 # %%
-# Weights that no key mentions: three gates, two kinds of norm, and what decides how much the delta rule forgets and
-# writes. Add them, and the count is exact.
+# Weights that no key mentions: three gates, two kinds of norm, and the weights that decide how much the delta rule forgets
+# and writes. Add them, and the count is exact.
 #
-# This is the limit of a config. **It holds what can change between the sizes of a family. What all of them share is in
-# the code.** ``qk_norm`` is no key of Qwen3, and neither is ``sinks`` of gpt-oss. So ``describe`` looks up families
-# that it knows, and the dashes above are what it found there. Of a family that it does not know, it can tell you only
-# what the keys say.
+# This is the limit of a config. **It holds what can change between the sizes of a family. What all sizes share is in the
+# code.** Qwen3 has no key for its QK-norm, and gpt-oss has none for its sinks. So ``describe`` looks up the families that
+# it knows: this is where the lines with a dash come from. About an unknown family it can tell you only what the keys say.
 #
 # How many are active?
 # --------------------
 #
-# A token meets 10 of the 512 experts of a layer, and the shared one. All others cost memory, and no time.
+# In each layer a token meets 10 of the 512 experts, and the shared one. The rest cost memory, but no time.
 
 active = true - layers * (E - few) * expert
 print(
@@ -193,14 +192,14 @@ print(
 assert round(active / 1e9, 1) == 3.9 and round(2 * V * C / 1e9, 1) == 0.6
 
 # %%
-# The published name says *80B-A3B*: 80 billion parameters, about 3 of them active. (Our 3.9 billion hold embedding and
-# head, 0.6 billion, which many counts leave out; 3.3 remain.)
+# The published name says *80B-A3B*: 80 billion parameters, about 3 billion of them active. (Our 3.9 billion include 0.6
+# billion for embedding and head, which many counts leave out; 3.3 billion remain.)
 #
 # What does a long text cost?
 # ---------------------------
 #
-# The other number to read off a config is the memory of a cache. Keys and values take 2 Hkv D numbers in a layer for each
-# token; a latent takes its rank and the turned features; a window stops growing; a delta rule keeps a state.
+# The other number to read off a config is the memory of the cache. In each layer, keys and values take 2 Hkv D numbers a
+# token; a latent takes its rank plus the rotated features; a window stops growing; the delta rule keeps a state.
 #
 # **Predict first.** Which of these needs the least memory for 32,768 tokens?
 #
@@ -224,13 +223,15 @@ assert (
 cache_sizes(memory, T)
 
 # %%
-# Qwen3-Next: only twelve of its 48 layers have a cache, with two key heads. All that the others keep is the orange end of
-# its bar. Llama, the smallest model here, needs the most, because its 32 heads share nothing.
+# Qwen3-Next: only twelve of its 48 layers have a cache, with two key heads. The other 36 keep no more than the orange end
+# of its bar.
 #
-# Who uses what?
-# --------------
+# Llama, the smallest model here, needs the most memory, because its 32 heads share nothing.
 #
-# The same reading of every family of decoders in ``transformers``, by its default config:
+# Which families use an idea?
+# ---------------------------
+#
+# Read the default config of every decoder family in ``transformers`` in the same way:
 
 number = counts()
 new = [
@@ -251,26 +252,26 @@ assert (
 assert number["experts"] > len(families()) / 3
 
 # %%
-# Families are not models in use: an old one counts as much as this year's. But experts and QK-norm are clearly what a
-# reader of today's models meets first. On the site, *Which model uses what*, below "Look up", lists every family.
+# These are families, not models in use: an old family counts as much as this year's. But experts and QK-norm are clearly
+# what you will meet first in today's models. On the site, *Which model uses what*, below "Look up", lists every family.
 #
-# One idea has no lesson of its own. With *hyper-connections*, a model keeps several copies of the residual stream, four
-# as a rule: each sub-layer reads a learned mixture of them, and says how much of its result each gets. (Zhu et al.,
-# *Hyper-Connections*, 2024, arXiv:2409.19606; DeepSeek-V4 and Qwen4-Exp have them.)
+# One idea has no lesson of its own. With *hyper-connections*, a model keeps several copies of the residual stream,
+# usually four: each sub-layer reads a learned mixture of them, and decides how much of its result each copy gets. (Zhu et
+# al., *Hyper-Connections*, 2024, arXiv:2409.19606; DeepSeek-V4 and Qwen4-Exp have them.)
 #
-# For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list. It reads the config alone, so
-# the model may be one that this package cannot load.
+# For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list. It reads only the config, so it
+# also describes models that this package cannot load.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Describe ``{"model_type": "gemma3_text"}``. Which of its ideas have no key?
-# 2. *Medium.* Count the parameters of ``mixtral`` from its config. Do you need any silent weights?
+# 2. *Medium.* Count the parameters of ``mixtral`` from its config. Does it have weights that no key mentions?
 # 3. *Hard.* At how many tokens does the cache of Qwen3-Next become larger than its states?
 #
 # Summary
 # -------
 #
 # * A key of a config names an idea; the sizes beside it give parameters, active parameters and bytes of the cache.
-# * What all models of a family share has no key. For that, read its code, or count its weights.
+# * What all models of a family share has no key. To find it, read the code or count the weights.
 # * Experts and QK-norm are the most common changes since Qwen2.
