@@ -6,9 +6,7 @@ You have rounded a weight to 8 bits, and want to put it into a model that is alr
 like the obvious way. But the layer is not the only holder of its weight.
 
 Here the shipped GPT-2's table of tokens has five *holders*: a variable, a list, the embedding, an output head that is
-*tied* to it (both share one tensor), and an optimizer, which keeps its tensors in ``param_groups``. The new tensor has
-codes of 8 bits, and a scale as an attribute. In PyTorch a layer of weights such as the head is an ``nn.Linear``, and a
-tensor that belongs to a layer is an ``nn.Parameter``.
+*tied* to it (both share one tensor), and an optimizer, which keeps its tensors in ``param_groups``.
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "../1_gpt2/4_training"]
@@ -25,6 +23,22 @@ params = [weight]
 head = nn.Linear(128, 4096, bias=False)
 head.weight = weight  # tied
 optimizer = torch.optim.SGD([weight], lr=0.1)
+
+drawings.holders(
+    "At first",
+    {
+        "weight": weight,
+        "list": params[0],
+        "embedding": embedding.weight,
+        "head": head.weight,
+        "optimizer": optimizer.param_groups[0]["params"][0],
+    },
+    {"tensor 1": weight},
+)
+
+# %%
+# The new tensor has codes of 8 bits, and a scale as an attribute. (In PyTorch a layer of weights such as the head is an
+# ``nn.Linear``, and a tensor that belongs to a layer is an ``nn.Parameter``.)
 
 scale = weight.detach().abs().amax(1, keepdim=True) / 127
 codes = (weight.detach() / scale).round().to(torch.int8)
@@ -43,7 +57,6 @@ def places():
 
 
 tensors = {"tensor 1": weight, "tensor 2": new}
-drawings.holders("At first", {**places(), "new": new}, tensors)
 
 # %%
 # **Predict first.** We assign ``head.weight = new``. How many of the five holders have the codes then?

@@ -4,10 +4,7 @@ An optimizer that updates nothing
 
 You build a model, then an optimizer, and then fill the model with the weights of a checkpoint, with
 ``load_state_dict(assign=True)``: the usual steps, in an unlucky order. There is no error. The program computes a loss,
-calls ``backward`` and ``step``, and carries on.
-
-Here the shipped GPT-2 is to learn one text by heart in 15 steps: once after such a start, and once with one of
-PyTorch's switches on while it loads.
+calls ``backward`` and ``step``, and carries on. But look who holds the model's table of tokens after loading:
 """
 
 # sphinx_gallery_needs = ["2_swapping_tensors"]
@@ -17,8 +14,31 @@ import torch.nn.functional as F
 from torch import nn
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings import quantized_weights as drawings
 from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.weights.swap import swap_on_conversion
+
+model, tokenizer = load_shipped("gpt2-docs")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+saved = {name: x.clone() for name, x in model.state_dict().items()}
+model.load_state_dict(saved, assign=True)
+
+held = optimizer.param_groups[0]["params"][0]
+ours = model.transformer.wte.weight
+
+drawings.holders(
+    "After loading",
+    {"optimizer": held, "model": ours},
+    {"first tensor": held, "loaded tensor": ours},
+)
+
+# %%
+# An optimizer keeps a list of tensors when it is built. ``load_state_dict(assign=True)`` is quick because it copies
+# nothing: it puts the checkpoint's tensors into the model as *new parameters*. The model computes with these, so these
+# receive the gradients. The optimizer holds tensors that nothing uses any more.
+#
+# Does it matter? The shipped GPT-2 is to learn one text by heart in 15 steps: once after such a start, and once with one
+# of PyTorch's switches on while it loads.
 
 text = split(reference())[1][0].text
 
@@ -61,27 +81,8 @@ assert abs(runs["with a swap"][0][0] - runs["as it comes"][0][0]) < 1e-4
 # %%
 # The upper line does not move at all. The lower one is the same program with the switch on.
 #
-# What the optimizer holds
-# ------------------------
-#
-# When an optimizer is built, it keeps a list of tensors. ``load_state_dict(assign=True)`` is quick because it copies
-# nothing: it puts the checkpoint's tensors into the model as *new parameters*. Here is the token table after loading.
-
-from lm_from_scratch.drawings import quantized_weights as drawings
-
-_, model, optimizer = runs["as it comes"]
-held = optimizer.param_groups[0]["params"][0]
-ours = model.transformer.wte.weight
-
-drawings.holders(
-    "As it comes",
-    {"optimizer": held, "model": ours},
-    {"first tensor": held, "loaded tensor": ours},
-)
-
-# %%
-# The model computes with the loaded tensors, so these receive the gradients. The optimizer holds tensors that nothing
-# uses any more.
+# Who is stranded
+# ---------------
 #
 # **Predict first.** AdamW does more than follow gradients: in every step its *weight decay* also shrinks each weight a
 # little. What has it done to the tensors that it holds, in 15 steps?
@@ -90,6 +91,8 @@ drawings.holders(
 # * It has moved them as if the model still used them.
 # * Nothing.
 
+_, model, optimizer = runs["as it comes"]
+held = optimizer.param_groups[0]["params"][0]
 before = load_shipped("gpt2-docs")[0].transformer.wte.weight
 print("still as at first:", torch.equal(held, before))
 

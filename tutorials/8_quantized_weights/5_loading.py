@@ -2,8 +2,8 @@ r"""
 A checkpoint that does not fit
 ==============================
 
-Someone has trained a GPT-2 like ours and published it in float16, in the format of OpenAI's own checkpoints. You build
-the model, call ``load_state_dict``, and get this:
+A checkpoint and a model can disagree about names, layout and dtype. PyTorch has five places where your code can settle
+it. Each is a link to the section that explains it.
 """
 
 # sphinx_gallery_needs = ["4_quantized_weight", "../2_qwen2/4_qwen2"]
@@ -19,6 +19,20 @@ from lm_from_scratch.text.corpora import reference, split
 from lm_from_scratch.training.train import evaluate
 from lm_from_scratch.weights.quantize import quantize_
 from lm_from_scratch.weights.swap import swap_on_conversion
+
+drawings.load_stations(
+    [
+        "#your-dictionary",
+        "#a-layer-that-has-changed",
+        "#copy-or-assign",
+        "#the-tensor-decides",
+        "#one-key-too-many",
+    ]
+)
+
+# %%
+# Say someone has trained a GPT-2 like ours and published it in float16, in the format of OpenAI's own checkpoints. You
+# build the model, call ``load_state_dict``, and get this:
 
 shipped, tokenizer = load_shipped("gpt2-docs")
 maps = [n for n, m in shipped.named_modules() if isinstance(m, nn.Linear)]
@@ -45,22 +59,8 @@ assert len(maps) == 32
 assert not published.keys() & shipped.state_dict().keys()
 
 # %%
-# The names lack ``transformer.``, the matrices are transposed, and all numbers are float16. Names, layout and dtype are
-# what a checkpoint and a model usually disagree about.
+# The names lack ``transformer.``, the matrices are transposed, and all numbers are float16.
 #
-# There are five places where your code can settle it. Each is a link to the section that explains it.
-
-drawings.load_stations(
-    [
-        "#your-dictionary",
-        "#a-layer-that-has-changed",
-        "#copy-or-assign",
-        "#the-tensor-decides",
-        "#one-key-too-many",
-    ]
-)
-
-# %%
 # The tempting fix
 # ----------------
 #

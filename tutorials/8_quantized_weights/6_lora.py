@@ -77,15 +77,15 @@ def fine_tune(model, steps, lr=5e-3):
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr)
     for _ in range(steps):
-        starts = torch.randint(len(ids) - 65, (4, 1))
-        loss_of(model, ids[starts + torch.arange(65)]).backward()
+        starts = torch.randint(len(ids) - 33, (4, 1))
+        loss_of(model, ids[starts + torch.arange(33)]).backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
 torch.manual_seed(0)
 model = shipped(bits=4, rank=8)
-fine_tune(model, steps=120)
+fine_tune(model, steps=80)
 write(model)
 
 # %%
@@ -230,7 +230,7 @@ assert sum(held["all weights"]) > 8 * sum(held["LoRA, 4 bits"])
 # * more than 75 %
 
 test = [name for i, name in enumerate(names) if not i // 16 % 10]
-rows = torch.tensor(tokenizer.encode("\n".join(test)))[: 32 * 65].view(32, 65)
+rows = torch.tensor(tokenizer.encode("\n".join(test)))[: 32 * 33].view(32, 33)
 
 
 @torch.no_grad()
@@ -239,27 +239,26 @@ def held_out(model):
 
 
 after = {"before": held_out(shipped(bits=4))}
-for rank in (1, 8, 32):
+for rank in (1, 8):
     learner = shipped(bits=4, rank=rank)
-    fine_tune(learner, steps=40)
+    fine_tune(learner, steps=30)
     after[f"rank {rank}"] = held_out(learner)
 learner = shipped()
-fine_tune(learner, steps=40, lr=1e-3)
+fine_tune(learner, steps=30, lr=1e-3)
 after["all weights"] = held_out(learner)
 
 _, (ax,) = figure(4.8, 2.6)
 ax.barh(list(after), list(after.values()))
 ax.invert_yaxis()
-ax.set(title="Held-out loss after 40 steps", xlabel="nats per token")
+ax.set(title="Held-out loss after 30 steps", xlabel="nats per token")
 plt.show()
 
 full = after["before"] - after["all weights"]
 assert 0.75 < (after["before"] - after["rank 1"]) / full < 0.95
 assert 0.88 < (after["before"] - after["rank 8"]) / full < 1.0
-assert abs(after["rank 32"] - after["rank 8"]) < 0.2
 
 # %%
-# More than 75 %: rank 1 is enough for most of this task, and rank 32 is no better than 8.
+# More than 75 %: rank 1 is enough for most of this task.
 #
 # But names in small letters are easy. On harder text rank 1 falls behind (`LoRA in depth <6a_lora_in_depth.ipynb>`_), so
 # compare with full training before you trust a small rank.

@@ -28,7 +28,7 @@ from lm_from_scratch.text.corpora import load_corpus
 
 model, tokenizer = load_shipped("qwen2-docs")
 ids = tokenizer.start("If the list is empty, return the first")
-words = ["⊢", *(word.replace(" ", "␣") for word in tokenizer.pieces(ids)[1:])]
+words = ["⊢", *(w.replace(" ", "␣") for w in tokenizer.pieces(ids)[1:])]
 with record_scores(model) as recorded:
     model(torch.tensor([ids]))
 scores = recorded[4][0][0, 0, -1]  # block 4, head 0, the last word
@@ -263,9 +263,8 @@ for speed, runs_of in (("0.01", calm), ("0.1", fast)):
     }
     for name, seeds in ends.items():
         print(f"lr {speed:>4}, {name}: loss", *(f"{e:.2f}" for e in seeds))
-    means = [sum(three) / 3 for three in ends.values()]
-    spread = max(max(three) - min(three) for three in ends.values())
-    assert abs(means[0] - means[1]) < spread
+    a, b = ends.values()
+    assert abs(sum(a) - sum(b)) / 3 < max(max(a) - min(a), max(b) - min(b))
 
 assert max(largest[-1] for largest, _ in calm["Qwen2"]) < 60
 assert 0.3 < counts()["qk_norm"] / len(families()) < 0.37

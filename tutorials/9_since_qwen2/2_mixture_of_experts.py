@@ -199,11 +199,12 @@ def by_hand(layer, token):  # (C,)
 
 y_hand = torch.stack([by_hand(plain[0], token) for token in tokens])
 torch.testing.assert_close(y_hand, plain[0](tokens))
-for layer in plain:
-    first = layer.gate(tokens).experts[:, 0].tolist()
-    the = {e for e, piece in zip(first, pieces) if piece == " the"}
-    nouns = {first[pieces.index(f" {p}")] for p in ("list", "item", "argument")}
-    assert len(the) == 1 and not the & nouns
+first = [layer.gate(tokens).experts[:, 0].tolist() for layer in plain]
+for best in first:
+    assert len({e for e, p in zip(best, pieces) if p == " the"}) == 1
+    assert best[pieces.index(" the")] not in [
+        best[pieces.index(noun)] for noun in (" list", " item", " argument")
+    ]
 
 # %%
 # 1. The choice has no gradient: an expert that was not chosen learns nothing from this token.

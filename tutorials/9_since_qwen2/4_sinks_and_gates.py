@@ -2,12 +2,9 @@ r"""
 Where spare attention goes
 ==========================
 
-The weights of an attention head sum to 1. Always, even when nothing in the text helps. So where does a head put
-weight that it does not need?
-
-We train a tiny model, with one block and one head, on an invented language of letters. Only one of its rules needs a
-memory: after a capital, the letter before the capital comes again (*kAk*). At capitals the head has work. At all other
-letters it has none, and its weight must still go somewhere.
+The weights of an attention head sum to 1. Always, even when nothing in the text helps. Below, a query meets four keys,
+and none of them fits. It spends all its weight all the same. If a *sink* takes part, one more score without a value,
+most of the weight goes to nothing:
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/6_attention_maps", "../5_caching/2_kinds_of_cache"]
@@ -17,7 +14,20 @@ letters it has none, and its weight must still go somewhere.
 import torch
 import torch.nn.functional as F
 
+from lm_from_scratch.drawings.since_qwen2_attention import (
+    pinned_window,
+    softmax_budget,
+)
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+
+softmax_budget(["⊢", "k", "e", "r"], [-0.5, -1.2, -1.0, -1.4], 1.4)
+
+# %%
+# Most models have no sink. So where does their spare weight go?
+#
+# We train a tiny model, with one block and one head, on an invented language of letters. Only one of its rules needs a
+# memory: after a capital, the letter before the capital comes again (*kAk*). At capitals the head has work. At all other
+# letters it has none, and its weight must still go somewhere.
 
 LETTERS = "⊢ABCDEFGHabcdefghijklmnopqrstuvw"
 torch.manual_seed(0)
@@ -168,11 +178,6 @@ for name in ("gpt2-docs", "qwen2-docs"):
 # A sliding window keeps the latest keys and drops the oldest ones, the first token before all. StreamingLLM keeps the
 # first token, in a slot of its own beside the window.
 
-from lm_from_scratch.drawings.since_qwen2_attention import (
-    pinned_window,
-    softmax_budget,
-)
-
 pinned_window(words[:9], window=3, first=1)
 
 # %%
@@ -220,12 +225,7 @@ for everything, window, pinned in map(losses, plain):
 #
 #    a_s = \frac{e^{x_s}}{e^z + \sum_r e^{x_r}}
 #
-# Here are four keys with low scores, and the same keys with a sink of 1.4:
-
-softmax_budget(["⊢", "k", "e", "r"], [-0.5, -1.2, -1.0, -1.4], 1.4)
-
-# %%
-# In code a sink is one more column, dropped after the softmax:
+# In the first picture :math:`z` is 1.4. In code a sink is one more column, dropped after the softmax:
 
 from lm_from_scratch.attention.sinks import sink_attention
 from lm_from_scratch.attention.visibility import Visibility

@@ -2,8 +2,9 @@ r"""
 Multi-token prediction
 ======================
 
-Can a model draft for itself? Here we train a small part on top of our finished Qwen2, whose weights stay as they are.
-Then the part guesses the next two tokens before each pass. Blue guesses were right, and a bar ends a pass:
+To predict one token, our Qwen2 turns the whole text into a state h of 128 numbers, then its head turns h into the next
+token. The state is used once and thrown away. Yet it has seen the text. Can a small part go on from there, and draft the
+tokens after the next?
 """
 
 # sphinx_gallery_needs = ["../6_generation/2_speculative_decoding", "../2_qwen2/4_qwen2"]
@@ -26,6 +27,18 @@ from lm_from_scratch.training.mtp_loss import mtp_losses
 
 qwen2, tokenizer = load_shipped("qwen2-docs")
 qwen2.requires_grad_(False)
+start = "If the file does not exist, an"
+plain = complete(generate(qwen2, [tokenizer.start(start)], 60, GREEDY))[0]
+
+drawings.self_draft(start, tokenizer.pieces(plain[:3]))
+
+# %%
+# The first row is a full pass through eight blocks. Each further row joins the state with the embedding of the latest
+# token, runs *one* block, and uses the same head again. So a draft costs one block. (The drawing shows the words that
+# Qwen2 writes, so all drafts are right.)
+#
+# We train such a part on top of the finished Qwen2, whose weights stay as they are, from three seeds:
+
 documents, _ = split(load_corpus("reference"))
 ids = torch.tensor([i for d in documents for i in tokenizer.start(d.text)])
 rows = ids[: 256 * 64].view(256, 64)
@@ -51,7 +64,7 @@ parts = [taught(lambda *x: mtp_losses(*x)[0], 200, s) for s in range(3)]
 mtp = parts[0][0]
 
 # %%
-# We train three parts, from three seeds. Qwen2 writes this text with the first of them:
+# Now the first part guesses two tokens before each pass of Qwen2. Blue guesses were right, and a bar ends a pass:
 
 
 def written(drafter, start, new=60, n_draft=2):
@@ -59,11 +72,9 @@ def written(drafter, start, new=60, n_draft=2):
     return list(speculate(qwen2, drafter, prompts, new, GREEDY, n_draft))
 
 
-start = "If the file does not exist, an"
 passes = written(MTPDrafter(mtp), start)
 shown = [tokenizer.pieces(p.tokens[0]) for p in passes]
 
-plain = complete(generate(qwen2, [tokenizer.start(start)], 60, GREEDY))[0]
 assert [token for p in passes for token in p.tokens[0]] == plain
 assert 32 < len(passes) < 48
 drafted = [([*row[:-1]], len(row) - 1, row[-1]) for row in shown]
@@ -74,19 +85,10 @@ drafts(drafted, start)
 # `speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_ judges the guesses. But here there is no second
 # model. The drafter builds on what the first model has already computed.
 #
-# A state that has more to say
-# ----------------------------
+# One block more
+# --------------
 #
-# To predict one token, Qwen2 turns the whole text into a state h of 128 numbers, then its head turns h into the next
-# token. The state is used once and thrown away. Yet it has seen the text, and as soon as the next token is known, one
-# small step can go on from there: join h with the embedding of that token, run *one* block, and use the same head again.
-
-own, *guesses = tokenizer.pieces(plain[:3])
-drawings.self_draft(start, [own, *guesses])
-
-# %%
-# The first row is a full pass through eight blocks. Each further row costs one block, and drafts one token. (The drawing
-# shows the words of the text, so all drafts are right.) In code, one step is this:
+# In code, one row of the first drawing is this:
 
 layer = mtp.layers[0]
 
