@@ -109,8 +109,7 @@ assert held is not module.weight and held.grad is None
 assert torch.allclose(module.weight.grad, 25 * once)
 
 # %%
-# The optimizer saw the change in place. It is often said that an optimizer cannot see one; what it cannot see is a new
-# object.
+# The optimizer saw the change in place. People often say that it cannot; but what it cannot see is a new object.
 #
 # The lesson's check compares objects, by name.
 
@@ -153,7 +152,7 @@ def apply_(module, function, way):
 # ``with`` block for the swap.
 #
 # To compare the three you need an instrument. ``observe`` builds a matrix that an embedding and a head share, hands it
-# to others, converts the module and looks at everyone who held it.
+# to several holders, converts the module and looks at every holder.
 
 print(inspect.getsource(Observed))
 
@@ -177,12 +176,11 @@ for field in fields(Observed):
 # %%
 # In words:
 #
-# * ``.data =`` keeps the object and pours other contents into it. Optimizer, tie and weak reference follow. A view does
+# * ``.data =`` keeps the object and pours new contents into it. Optimizer, tie and weak reference follow. A view does
 #   not: it shows the old numbers from now on, without a warning.
 # * **Overwriting** makes a new parameter for each name. It is the assignment of the first section, done to the whole
 #   model. The tie goes too, because each of the two modules gets a parameter of its own.
-# * **Swapping** keeps the object and exchanges the contents. A holder that cannot follow is not left behind: the
-#   conversion is refused.
+# * **Swapping** keeps the object and exchanges the contents. If a holder cannot follow, PyTorch refuses the conversion.
 
 data, overwrite, swapped = ways.values()
 assert (data.optimizer, data.tie, data.view) == (True, True, "left")
@@ -415,8 +413,8 @@ for kind in (Subclass, Traceable):
 # ``.data =`` pours one ``at::Tensor`` into another, and with it the dtype. The payload is an attribute of the Python
 # object, which ``.data =`` never sees. So the module says bfloat16, and its numbers are float32, with twice the bytes.
 #
-# The fixed lines are the two methods, or the flag. The check looks at the payload: the id is equal in both cases, and
-# the dtype that the module prints is too.
+# The fix is the two methods, or the flag. The check looks at the payload: the id is the same in both cases, and so is the
+# dtype that the module prints.
 #
 # The checkpoint that came after the optimizer
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -485,7 +483,7 @@ except RuntimeError as error:
 #
 # * A change in place is seen by an optimizer, a swap too; an assignment is not, and there is no error.
 # * ``Module.to`` pours new contents into the old object, makes a new parameter, or swaps. The first way leaves views
-#   behind, the second the optimizer and ties; the third refuses.
+#   behind, the second loses the optimizer and ties, the third refuses.
 # * Where contents cannot be poured, on the way to or from the meta device, PyTorch makes new parameters without a
 #   warning.
 # * A traceable subclass is swapped without the flag. One that is not keeps its payload, whatever the dtype says.

@@ -321,7 +321,7 @@ assert last.pop("sum") == "aten.sum.default"
 assert set(last.values()) == {"works"}
 
 # %%
-# One refusal is left, on purpose. No model sums a weight while it runs, and an operator that was not thought about
+# One refusal is left, on purpose. No model sums a weight while it runs, and an operator that nobody has thought about
 # should say so.
 #
 # And the module that was converted without ``__tensor_flatten__``? Its weight still says bfloat16. The first product
@@ -519,9 +519,9 @@ assert lost and kept_class == "Tensor"
 assert obliging.clone().nbytes > 3 * weight.codes.nbytes
 
 # %%
-# Nothing fails any more. An in-place operator writes into a decoded copy that nobody keeps: an optimizer would train
-# for hours. A copy is a plain matrix, and the saved memory is gone. The fixed line is ``raise NotImplementedError``;
-# the check calls an in-place operator and wants the refusal by name.
+# Nothing fails any more. An in-place operator writes into a decoded copy and throws it away: an optimizer could train for
+# hours. A copy is a plain matrix, and the saved memory is gone. The fix is ``raise NotImplementedError``; the check calls
+# an in-place operator and expects the refusal to name it.
 
 message = "no refusal"
 try:

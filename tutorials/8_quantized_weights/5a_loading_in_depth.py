@@ -64,7 +64,7 @@ def share(a, b):
 
 # %%
 # After loading we look at four things: the class of the weight and its dtype, whether its memory is the checkpoint's,
-# and whether an optimizer that was made before still holds the module's weight.
+# and whether an optimizer that was built earlier still holds the module's weight.
 
 
 class Loaded(NamedTuple):

@@ -77,15 +77,15 @@ def fine_tune(model, steps, lr=5e-3):
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr)
     for _ in range(steps):
-        starts = torch.randint(len(ids) - 33, (4, 1))
-        loss_of(model, ids[starts + torch.arange(33)]).backward()
+        starts = torch.randint(len(ids) - 65, (4, 1))
+        loss_of(model, ids[starts + torch.arange(65)]).backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
 torch.manual_seed(0)
 model = shipped(bits=4, rank=8)
-fine_tune(model, steps=80)
+fine_tune(model, steps=60)
 write(model)
 
 # %%
@@ -241,16 +241,16 @@ def held_out(model):
 after = {"before": held_out(shipped(bits=4))}
 for rank in (1, 8):
     learner = shipped(bits=4, rank=rank)
-    fine_tune(learner, steps=30)
+    fine_tune(learner, steps=20)
     after[f"rank {rank}"] = held_out(learner)
 learner = shipped()
-fine_tune(learner, steps=30, lr=1e-3)
+fine_tune(learner, steps=20, lr=1e-3)
 after["all weights"] = held_out(learner)
 
 _, (ax,) = figure(4.8, 2.6)
 ax.barh(list(after), list(after.values()))
 ax.invert_yaxis()
-ax.set(title="Held-out loss after 30 steps", xlabel="nats per token")
+ax.set(title="Held-out loss after 20 steps", xlabel="nats per token")
 plt.show()
 
 full = after["before"] - after["all weights"]
@@ -277,7 +277,7 @@ quantize_(model, bits=4, select=lambda name: ".h." in name)
 print(f"4 bits again: {held_out(model):.3f}")
 
 assert type(layer) is nn.Linear
-assert before_merge < 1.5 and held_out(model) - before_merge < 0.2
+assert before_merge < 1.9 and held_out(model) - before_merge < 0.2
 
 # %%
 # Merging changes the loss by no more than rounding does. But the sum no longer lies on the levels of the codes, so the

@@ -211,7 +211,7 @@ learn, test = (
     )
     for held_out in (False, True)
 )
-test = test[: 24 * 49].view(24, 49)
+test = test[: 24 * 33].view(24, 33)
 
 
 def loss_of(model, rows):
@@ -228,10 +228,10 @@ def fine_tuned(seed, lr, **kind):
     torch.manual_seed(seed)
     model = shipped(**kind).train()
     optimizer = torch.optim.AdamW(trained(model), lr, weight_decay=0.0)
-    for _ in range(16):
-        starts = torch.randint(len(learn) - 49, (4, 1))
+    for _ in range(12):
+        starts = torch.randint(len(learn) - 33, (4, 1))
         optimizer.zero_grad()
-        loss_of(model, learn[starts + torch.arange(49)]).backward()
+        loss_of(model, learn[starts + torch.arange(33)]).backward()
         optimizer.step()
     return model.eval()
 
@@ -262,7 +262,7 @@ print(*(f"{name} {share:.0%}" for name, share in way.items()), sep=", ")
 assert way["LoRA, 4 bits"] > 0.6 and 0.3 < way["rank 1"] < way["LoRA, 4 bits"]
 
 # %%
-# Six per cent of the numbers go most of the way, beside weights of 4 bits. Rank 1, with less than one per cent, falls
+# Six per cent of the numbers go most of the way, beside 4-bit weights. Rank 1, with less than one per cent, falls
 # behind. Which rank is enough depends on the task: compare with full training before you believe in a small one.
 #
 # Merging
@@ -314,9 +314,9 @@ assert big < 0.8 < small and again - loss < 0.15 * (untrained - loss)
 assert small_again - small_loss > 0.3 * (untrained - small_loss)
 
 # %%
-# The codes keep what a large change does to the loss, although their error is more than half as large as the change. Of a
-# change that is small compared with the step between two codes, most is gone: numbers round back to where they were. So
-# after training in small steps, leave the adapters apart or the weights plain.
+# The codes keep what a large change does to the loss, although their error is a good part of the change. Of a change
+# that is small compared with the step between two codes, most is gone: numbers round back to where they were. So after
+# training in small steps, leave the adapters apart or the weights plain.
 #
 # Bug museum
 # ----------

@@ -2,8 +2,8 @@ r"""
 Qwen3, Llama and Mistral in depth
 =================================
 
-Does ``from_pretrained`` read a Qwen3, a Llama and a Mistral as ``transformers`` does, what may it refuse, and what goes
-wrong where queries are normalised? The idea is in the lesson `Qwen3 <1_qwen3.ipynb>`_.
+Does ``from_pretrained`` read a Qwen3, a Llama and a Mistral as ``transformers`` does? What does it refuse, and what goes
+wrong when queries are normalised? The idea is in the lesson `Qwen3 <1_qwen3.ipynb>`_.
 """
 
 # sphinx_gallery_needs = ["1_qwen3"]
@@ -23,8 +23,8 @@ torch.set_grad_enabled(False)
 # Equal to transformers
 # ---------------------
 #
-# A small model of each family is made by ``transformers``, with weights large enough to show mistakes. Its folder is
-# read by this package. Both see the same tokens.
+# ``transformers`` makes a small model of each family, with weights large enough to show mistakes. This package reads its
+# folder. Both models see the same tokens.
 
 import transformers
 
@@ -66,10 +66,10 @@ torch.manual_seed(0)
 idx = torch.randint(3, 97, (2, 12))
 pairs = {}
 for family in differs:
-    twin = theirs(family)
-    ours = read_back(twin)
-    pairs[family] = twin, ours
-    error = (twin(idx).logits - ours(idx)).abs().max().item()
+    published = theirs(family)
+    ours = read_back(published)
+    pairs[family] = published, ours
+    error = (published(idx).logits - ours(idx)).abs().max().item()
     windows = {str(window) for window in ours.config.windows}
     print(f"{family:8} {type(ours).__name__:18} windows {windows}", end=" ")
     print(f"largest difference {error:.0e}")
@@ -151,7 +151,7 @@ assert round(counts["Qwen3-8B"] / 1e9, 1) == 8.2
 #
 # * *Per head*, before the rotation, one weight for all heads: Qwen3, Gemma 3 (whose weight is stored as a difference
 #   from 1).
-# * *Over all heads together*, before they are cut apart: OLMo 2 and 3. One loud head then makes the others quieter.
+# * *Over all heads together*, before they are cut apart: OLMo 2 and 3. One loud head then makes all other heads quieter.
 # * *After the rotation*, without a weight, so that the order does not matter: Llama 4 in its layers that rotate.
 #
 # Bug museum
@@ -160,8 +160,8 @@ assert round(counts["Qwen3-8B"] / 1e9, 1) == 8.2
 # Each mistake is put into the model above, and compared with ``transformers``.
 
 
-twin, model = pairs["qwen3"]
-want = twin(idx).logits
+published, model = pairs["qwen3"]
+want = published(idx).logits
 attentions = [block.self_attn for block in model.model.layers]
 
 
@@ -268,7 +268,7 @@ assert wrong > 0.1 and largest_error() == right
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The width of a head is taken to be C / H, as in Qwen2 (M47). Here that is 4, and a head has 8 features: scores are
-# divided by 2 in the place of 2.83.
+# divided by 2 instead of 2.83.
 
 for a in attentions:
     attend = a.attend

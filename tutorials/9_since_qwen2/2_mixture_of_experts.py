@@ -23,8 +23,6 @@ from lm_from_scratch.drawings.since_qwen2_models import (
     mixture,
     visited_experts,
 )
-from lm_from_scratch.generation.sampling import GREEDY
-from lm_from_scratch.generation.text import generate_text
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.layers.experts import (
     Experts,
@@ -113,7 +111,8 @@ def rows(documents, B):
 
 documents, held_out = split(load_corpus("reference"))
 x, y = seen(rows(documents, 64))
-x_test, y_test = seen(rows(held_out, 32))
+test_ids = rows(held_out, 32)
+x_test, y_test = seen(test_ids)
 
 
 def loss_of(layer, x, y):  # the share of y that the layer misses
@@ -159,10 +158,24 @@ pieces = ["⊢", *tokenizer.pieces(ids[0].tolist())[1:]]
 visited_experts(pieces, routing.experts[:, 0].tolist())
 
 # %%
-# (⊢ is the start token, ``<|endoftext|>``.) The experts do not know what words are, and yet every *the* goes to one of
-# them, and *list*, *item* and *argument* go elsewhere. Three layers that began with different weights all do this. The
-# authors of `Mixtral <https://arxiv.org/abs/2401.04088>`_ saw something similar: their experts divide tokens by syntax
-# more than by topic. There is no expert for poetry.
+# (⊢ is the start token, ``<|endoftext|>``.) The experts do not know what words are, and yet most *the* go to one of them.
+# In three layers that began with different weights, this is the share of all *the* in new text that the favourite
+# expert gets:
+
+the = test_ids.flatten() == tokenizer.encode(" the")[0]
+
+
+def favourite(layer):
+    visited = layer.gate(x_test[the]).experts[:, 0].bincount()
+    return (visited.max() / visited.sum()).item()
+
+
+print(*(f"{favourite(layer):.0%}" for layer in plain))
+assert min(map(favourite, plain)) > 0.4
+
+# %%
+# The authors of `Mixtral <https://arxiv.org/abs/2401.04088>`_ saw something similar: their experts divide tokens by
+# syntax more than by topic. There is no expert for poetry.
 #
 # A score, a choice, a sum
 # ------------------------
@@ -199,12 +212,6 @@ def by_hand(layer, token):  # (C,)
 
 y_hand = torch.stack([by_hand(plain[0], token) for token in tokens])
 torch.testing.assert_close(y_hand, plain[0](tokens))
-first = [layer.gate(tokens).experts[:, 0].tolist() for layer in plain]
-for best in first:
-    assert len({e for e, p in zip(best, pieces) if p == " the"}) == 1
-    assert best[pieces.index(" the")] not in [
-        best[pieces.index(noun)] for noun in (" list", " item", " argument")
-    ]
 
 # %%
 # 1. The choice has no gradient: an expert that was not chosen learns nothing from this token.
@@ -343,17 +350,6 @@ assert 0 < sum(miss["2 of 15 and a shared one"]) - sum(miss["3 of 16"]) < 0.3
 # Published models disagree, too: Qwen3 has no shared expert, though the models before it had one. `Routing in depth
 # <2a_routing_in_depth.ipynb>`_ shows what differs between softmax and sigmoid.
 #
-# And the model? Put the balanced mixture in place of its MLP, and it goes on writing:
-
-prompt = "If the file does not exist, an"
-before = "".join(generate_text(model, tokenizer, prompt, 12, GREEDY))
-model.model.layers[0].mlp = layers["bias"][0]
-after = "".join(generate_text(model, tokenizer, prompt, 12, GREEDY))
-for name, said in {"MLP": before, "mixture": after}.items():
-    print(f"{name:8}", " ".join((prompt + said).split()))
-assert before.startswith(" exception") and after.startswith(" exception")
-
-# %%
 # Exercises
 # ---------
 #

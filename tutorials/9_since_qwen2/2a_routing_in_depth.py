@@ -264,7 +264,7 @@ assert how_many(good.experts) == 1 and in_closed == 1
 # Padding that counts
 # ~~~~~~~~~~~~~~~~~~~
 #
-# All padding tokens are equal, so they go to the same experts (M50). Counted with the others they look like an
+# All padding tokens are equal, so they go to the same experts (M50). Counted along with real tokens they look like an
 # overload, and the balance works against experts that have nothing to do. The loss of Mixtral in ``transformers`` counted
 # them until a reader `asked for a mask <https://github.com/huggingface/transformers/issues/28505>`_.
 

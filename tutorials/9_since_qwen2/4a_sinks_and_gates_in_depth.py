@@ -117,9 +117,9 @@ print("three readings agree to 1e-13")
 # %%
 # A row of padding sees no key. In plain attention its softmax is 0 / 0; here the sink takes all, and the row is 0.
 
-nobody = Visibility(torch.full((1, 7), -1), torch.full((1, 7), -1))
+padding = Visibility(torch.full((1, 7), -1), torch.full((1, 7), -1))
 for attend in (formula_sink_attention, sink_attention):
-    assert (attend(q, k, v, nobody, z) == 0).all()
+    assert (attend(q, k, v, padding, z) == 0).all()
 
 # %%
 # How much does the fast reading cost beside plain attention, and how much does it save?

@@ -183,7 +183,7 @@ compare("Mellum 2, dense", hf_mellum, mellum(bases))
 #
 # "Turn half of a head of 16 features" has two meanings. GLM, Phi and GPT-NeoX take the speeds of a head of 8: pairs i
 # and i + 4, from fast to slow. Gemma 4 calls its way *proportional*: it takes the speeds of the head of 16, pairs i and
-# i + 8, and lets the slow ones stand. The first keeps a slow pair that turns, the second keeps the fast pairs alone,
+# i + 8, and does not turn the slow ones. The first keeps a slow pair that turns, the second keeps the fast pairs alone,
 # like our experiment with the shipped model.
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -414,9 +414,8 @@ assert all((x > 0).all() for x in rise.values())
 # Bug museum
 # ----------
 #
-# The mistakes of this page are planted in the models from above. Every one of them keeps all shapes and loads all
-# weights. The table shows the largest difference from ``transformers`` at the first token and at the others, and how
-# far a cached pass is from a whole one.
+# We plant mistakes in the models from above. Every one of them keeps all shapes and loads all weights. The table shows the largest difference from ``transformers`` at the first token and at all later tokens, and
+# how far a cached pass is from a whole one.
 
 from lm_from_scratch.models.qwen2 import Attention
 
@@ -525,7 +524,7 @@ for name, (first_token, others, cached) in found.items():
     assert cached > 0.05 if late_one else cached < 5e-5
 
 # %%
-# The first token stands at position 0, where nothing turns: a test of one token lets all six pass.
+# The first token is at position 0, where nothing turns: a test of one token lets all six mistakes pass.
 #
 # The other half of the features turns
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -161,7 +161,7 @@ drawings.indexer_scores(text[-7:], products.tolist(), w[220].tolist(), 2)
 #
 # We train one for each of the eight blocks, one text a step, from three seeds.
 
-x, weights = read(pieces(train_texts, tokenizer, 256, count=32).idx)
+x, weights = read(pieces(train_texts, tokenizer, 256, count=24).idx)
 
 
 def trained(seed):
@@ -169,9 +169,9 @@ def trained(seed):
     indexers = [Indexer(128, n_head=2, head_dim=32, count=16) for _ in x]
     parameters = [p for one in indexers for p in one.parameters()]
     optimizer = torch.optim.AdamW(parameters)
-    for step in range(100):
-        optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 100)
-        row = torch.randint(32, (1,))
+    for step in range(70):
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 70)
+        row = torch.randint(24, (1,))
         for one, inputs, target in zip(indexers, x, weights):
             scores = one.scores(inputs[row], rotation)  # (1, T, S)
             indexer_loss(scores, target[row], seen).backward()
@@ -241,9 +241,9 @@ def window(k):
     return lambda x, rotation, seen: choose(latest, seen, k)
 
 
-losses = {}
+full, losses = loss([window(256)] * 8), {}
 print("  k  window  learned: three seeds")
-for k in (4, 16, 64, 256):
+for k in (4, 16, 64):
     for run in runs:
         for indexer in run:
             indexer.count = k
@@ -253,17 +253,15 @@ for k in (4, 16, 64, 256):
 
 assert (losses[4][1] < losses[4][0] - 0.2).all()
 assert (losses[64][1] - losses[64][0]).abs().max() < 0.03
-assert (losses[256][1] - losses[256][0]).abs().max() < 1e-4
-assert 4.1 < losses[256][0] < 4.25
-assert (losses[16][1] - losses[256][0]).max() < 0.12
-assert losses[16][0] - losses[256][0] > 0.2
+assert 4.1 < full < 4.25 and abs(losses[64][0] - full) < 0.05
+assert (losses[16][1] - full).max() < 0.13
+assert losses[16][0] - full > 0.2
 
 # %%
 # No, there is nothing left to gain: the texts have 256 tokens, and this model needs few of them.
 #
-# With 16 keys the learned choice costs less than 0.12 nats, and the window more than 0.2. With 64 keys they are nearly
-# equal. With 256 keys nothing is hidden, and the loss is that of the full model. Sparse attention is for long texts, and
-# for models that make use of them.
+# With 16 keys the learned choice costs little more than 0.1 nats, and the window more than 0.2. With 64 keys both are
+# nearly as good as the full model. Sparse attention is for long texts, and for models that make use of them.
 #
 # Ties
 # ----
@@ -314,8 +312,7 @@ def seconds(function, *args):
 
 
 with torch.no_grad():
-    sparse = min(seconds(loss, runs[0]) for _ in range(3))
-    dense = min(seconds(model, test.idx) for _ in range(3))
+    sparse, dense = seconds(loss, runs[0]), seconds(model, test.idx)
 print(f"with indexers it takes {sparse / dense:.1f} times as long")
 
 assert sparse > dense

@@ -4,7 +4,7 @@ Sparse attention in depth: ties, laws and costs
 
 The lesson on `sparse attention <7_sparse_attention.ipynb>`_ trains an indexer that chooses the keys of each query. Is
 ours that of DeepSeek-V3.2? Why does a test of causality fail for the published code, although its mask is right? When
-does an indexer pay, and which mistakes would a fluent text not show?
+does an indexer pay off, and which mistakes would a fluent text not show?
 
 The published module
 --------------------
@@ -39,7 +39,7 @@ no_ids = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
 def config(heads):
-    made = hf.DeepseekV32Config(
+    tiny = hf.DeepseekV32Config(
         vocab_size=97, hidden_size=32, intermediate_size=48,
         num_hidden_layers=2, first_k_dense_replace=2, num_attention_heads=4,
         num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16,
@@ -47,8 +47,8 @@ def config(heads):
         n_routed_experts=8, index_topk=8, index_head_dim=16,
         index_n_heads=heads, **no_ids,
     )  # fmt: skip
-    made._attn_implementation = "eager"
-    return made
+    tiny._attn_implementation = "eager"
+    return tiny
 
 
 def causal(T, S=None):
@@ -410,7 +410,7 @@ assert inputs.grad is not None
 #
 # * Scores that are sums of ReLUs are often equal. A choice needs a rule that depends on scores and positions alone.
 # * If a prefix changes with the *number* of later tokens and not with *what* they are, look for ties, not for a leak.
-# * An indexer pays beyond about k keys, gains at most a constant factor, and adds to the cache.
+# * An indexer pays off beyond about k keys, gains at most a constant factor, and makes the cache larger.
 #
 # Sources
 # -------

@@ -76,7 +76,7 @@ passes = written(MTPDrafter(mtp), start)
 shown = [tokenizer.pieces(p.tokens[0]) for p in passes]
 
 assert [token for p in passes for token in p.tokens[0]] == plain
-assert 32 < len(passes) < 48
+assert 32 < len(passes) < 54
 drafted = [([*row[:-1]], len(row) - 1, row[-1]) for row in shown]
 drafts(drafted, start)
 

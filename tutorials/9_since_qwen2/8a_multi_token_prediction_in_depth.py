@@ -400,9 +400,8 @@ assert statistics.mean(wrong) < statistics.mean(right) - 0.08
 # A cache that keeps what was rejected
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The part has a cache of its own, and drafts leave columns in it that were made of guesses (M83). They must go before
-# the next draft, even where the guess was accepted, because they were made of the part's own state instead of the
-# model's.
+# The part has its own cache, and drafts leave columns in it that come from guesses (M83). These must go before the next
+# draft, even if the guess was accepted, because they come from the part's own state instead of the model's.
 
 
 class Keeps(GrowingCache):
