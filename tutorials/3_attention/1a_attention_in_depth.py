@@ -1,11 +1,10 @@
 r"""
-Attention in tiles, in depth
-============================
+Attention in depth
+==================
 
-The lesson on `attention in tiles <1_attention.ipynb>`_ computes a softmax without storing its table. Is the result
-exactly that of the formula, and are the gradients too? What does it cost in operations, memory and time? This page
-counts all of it. Then it looks at four things that go wrong without an error message: the scale, the axis, hidden
-scores, and a tile in which everything is hidden.
+The lesson on `attention <1_attention.ipynb>`_ reads keys in tiles and computes a softmax without storing its table. Is
+the result exactly that of the formula, and are the gradients too? What does it cost in operations and memory? This page
+counts it. Then it looks at what goes wrong without an error message: the scale, the axis, and hidden scores.
 
 The formula, counted
 --------------------
@@ -16,37 +15,26 @@ The formula, counted
    P_{tj} &= \frac{e^{s_{tj}}}{\sum_i e^{s_{ti}}} \\
    y_t &= \sum_j P_{tj} \, v_j
 
-The letters are those of FlashAttention: P is the weight that other pages call a, and j counts keys. Axes are B rows, H
-query heads, Hkv key and value heads, T queries, S keys, and D features of a head.
-
-The package writes the formula with two matrix products. A ``Visibility`` says which keys a query may see; the lesson on
-`masks <2_masks.ipynb>`_ explains it. Here it is causal.
+Axes are B rows, H query heads, Hkv key and value heads, T queries, S keys, and D features of a head. A ``Visibility``
+says which keys a query may see (the lesson on `masks <2_masks.ipynb>`_ explains it). Here it is causal: the last of S
+tokens are the queries, and ``dense`` says that nothing but the future is hidden.
 """
 
 import inspect
 import math
-import statistics
-import time
 import weakref
 
 import matplotlib.pyplot as plt
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm_from_scratch.attention.attention import (
-    attention_weights,
-    formula_attention,
-)
+from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.instruments.plot import COLOURS, GREY, curves, figure
+from lm_from_scratch.instruments.plot import COLOURS, curves, figure
 
-print(inspect.getsource(attention_weights).split('"""')[2])
 print(inspect.getsource(formula_attention))
-
-# %%
-# The last of S tokens are the queries, and ``dense`` says that nothing but the future is hidden.
 
 
 def causal(T, S):
@@ -76,74 +64,15 @@ print(f"{counter.get_total_flops():,} operations")
 assert counter.get_total_flops() == 4 * B * H * T * T * D
 
 # %%
-# Memory is the larger problem. A head has T D numbers in its queries and T S numbers in its weights. As soon as S
-# exceeds D, the weights are larger than the queries. This table is for one layer of the smallest GPT-2, in float32.
-
-print("       T       queries       weights   weights / queries")
-for length in (128, 1024, 8192, 131072):
-    queries = 4 * 12 * length * 64 / 2**20
-    weights = 4 * 12 * length**2 / 2**20
-    print(
-        f"{length:8,}{queries:10.1f} MiB{weights:10,.0f} MiB{weights / queries:10,.0f}"
-    )
-    assert weights / queries == length / 64
-assert weights / 1024 == 768
-
-# %%
-# The result has the size of the queries. The weights are needed only on the way to it.
+# Parts of a row
+# --------------
 #
-# One row, and parts of a row
-# ---------------------------
-#
-# The lesson reads one score at a time and keeps the largest score m and the sum l. As formulas, for the next score s:
-#
-# .. math::
-#
-#    m' &= \max(m, s) \\
-#    l' &= \sum_{i \le j} e^{s_i - m'} + e^{s - m'} = e^{m - m'} \, l + e^{s - m'}
-#
-# Subtracting m keeps every exponent at most 0 and the sum at least 1, so nothing overflows and nothing divides by zero.
-# Without it, a score of 89 is too large: the largest float32 is near :math:`e^{88.7}`. Nothing in GPT-2 keeps scores
-# below that.
+# The lesson adds one tile to what it has read before. Two states (m, l, a), from any two parts of a row, merge by the
+# same rule. So several cores can share one row, and merge their results in any order. Here is one query with seven keys
+# in three parts, two of them with scores whose exponential would be infinite.
 
-row = torch.tensor([2.0, 1.0, 4.0, 100.0, 3.0, 101.0, 99.0])
-naive = row.exp() / row.exp().sum()
-safe = (row - row.max()).exp() / (row - row.max()).exp().sum()
-assert naive.isnan().any()
-torch.testing.assert_close(safe, row.softmax(0))
-assert math.floor(10 * math.log(torch.finfo(torch.float32).max)) == 887
-
-m, l = -math.inf, 0.0
-print("     s      m        l")
-for s in row.tolist():
-    new_m = max(m, s)
-    l = math.exp(m - new_m) * l + math.exp(s - new_m)
-    m = new_m
-    print(f"{s:6.0f} {m:6.0f}   {l:.4f}")
-
-assert m == row.max()
-assert abs(l - (row - row.max()).exp().sum()) < 1e-6
-
-# %%
-# The score of 100 shrinks the sum before it to a number near :math:`e^{-96}`. That is right: those keys get almost no
-# weight.
-#
-# The weighted sum of the values is an accumulator a of D numbers, corrected by the same factor. Here is one query with
-# seven keys.
-
-q, k, v = draw(1, 1, 1, 1, 7, 5, torch.float64)
-scores = row.double()
-m, l, a = torch.tensor(-math.inf), 0.0, torch.zeros(5)
-for s, value in zip(scores, v[0, 0]):
-    new_m = torch.maximum(m, s)
-    rescale, p = torch.exp(m - new_m), torch.exp(s - new_m)
-    m, l, a = new_m, rescale * l + p, rescale * a + p * value
-
-torch.testing.assert_close(a / l, scores.softmax(0) @ v[0, 0])
-
-# %%
-# The new part need not be a single score. Two states (m, l, a), from any two parts of a row, merge by the same rule. So
-# several cores can share one row, and merge their results in any order.
+scores = torch.tensor([2.0, 1, 4, 100, 3, 101, 99], dtype=torch.float64)
+v = draw(1, 1, 1, 1, 7, 5, torch.float64)[2]
 
 
 def state(part):
@@ -160,7 +89,8 @@ def merge(one, other):
 
 x, y, z = state(slice(0, 2)), state(slice(2, 3)), state(slice(3, 7))
 for merged in (merge(merge(x, y), z), merge(x, merge(z, y))):
-    torch.testing.assert_close(merged[2] / merged[1], a / l)
+    wanted = scores.softmax(0) @ v[0, 0]
+    torch.testing.assert_close(merged[2] / merged[1], wanted)
 
 # %%
 # The package's tiles
@@ -324,7 +254,7 @@ assert worst < 1e-12
 # Memory, counted
 # ---------------
 #
-# The lesson counts what the forward pass keeps for the backward pass. This page also counts the peak: a dispatch mode
+# In training, the memory that counts is what the forward pass keeps for the backward pass, and the peak. A dispatch mode
 # sees the result of every operation, from the inputs to their gradients, and adds up the bytes that are alive. It
 # cannot see what a kernel allocates inside itself.
 
@@ -377,7 +307,7 @@ for T in lengths:
 
 # %%
 # At the end of the table, twice the length takes nearly four times the memory with the formula, and at most twice the
-# memory with tiles and with the fused kernel. The dotted lines in the figure are exact powers of T.
+# memory with tiles and with the fused kernel.
 
 series = {
     kind: (lengths, [peak[kind, T] / 2**20 for T in lengths]) for kind in kinds
@@ -386,15 +316,6 @@ chart = curves(series, "T", "peak, MiB")
 (ax,) = chart.axes
 for line, marker in zip(ax.lines, "osD"):
     line.set(marker=marker, markersize=5)
-for power, kind, factor in ((2, "formula", 2.0), (1, "sdpa", 0.5)):
-    end = factor * peak[kind, 2048] / 2**20
-    guide = [end * (T / 2048) ** power for T in lengths]
-    label = f"$T^{power}$" if power > 1 else "$T$"
-    ax.plot(lengths, guide, ":", color=GREY, linewidth=1.2)
-    shift = dict(textcoords="offset points", ha="center")
-    ax.annotate(
-        label, (lengths[2], guide[2]), (0, 5 if power > 1 else -15), **shift
-    )
 ax.set_xscale("log", base=2)
 ax.set_yscale("log")
 ax.set(title="Peak memory, forward and backward")
@@ -422,8 +343,8 @@ assert saved["tiled", 2048] < weights / 10
 # the values needs the masked one. The tiles keep less than a tenth of one table: queries, keys, values, the result, and
 # L.
 #
-# Time, as a ratio
-# ----------------
+# Operations, forward and backward
+# --------------------------------
 #
 # The backward pass of the tiles computes the scores again. The formula takes two products forward and four backward,
 # the tiles two and five. In exchange, the tiles skip what is hidden.
@@ -445,77 +366,14 @@ assert by_formula == (2 + 4) * 2 * B * H * T * T * D
 assert by_tiles == (2 + 5) * 2 * B * H * T * T * D * share
 
 # %%
-# How long this takes depends on the machine. Each line is the median of the ratio to the fused kernel in the same
-# round, with the smallest and the largest ratio.
-
-
-def seconds(attend, inputs, visibility, backward):
-    leaves = [x.detach().requires_grad_(backward) for x in inputs]
-    start = time.perf_counter()
-    y = attend(*leaves, visibility)
-    if backward:
-        torch.autograd.grad(y.sum(), leaves)
-    return time.perf_counter() - start
-
-
-inputs = draw(1, 4, 4, 512, 512, 32)
-visibility = causal(512, 512)
-assert visibility.mask.numel() == 512**2  # made before the clock runs
-for backward in (False, True):
-    ratios = {"formula": [], "tiled": []}
-    for _ in range(9):
-        peer = seconds(sdpa_attention, inputs, visibility, backward)
-        for kind, values in ratios.items():
-            attend = ATTENTION_KINDS[kind]
-            values.append(seconds(attend, inputs, visibility, backward) / peer)
-    for kind, values in ratios.items():
-        low, middle, high = min(values), statistics.median(values), max(values)
-        name = f"{kind}, forward" + (" and backward" if backward else "")
-        print(f"{name:29} {middle:5.1f}  ({low:.1f} to {high:.1f}) x sdpa")
-
-# %%
-# The package's tiled function is written to be read. A fused kernel runs the same steps as compiled code, and on a GPU
-# it keeps the tile in the fast memory of the chip.
+# A fused kernel runs the same steps as compiled code, and on a GPU it keeps the tile in the fast memory of the chip.
 #
-# The scale keeps the entropy
-# ---------------------------
+# A wrong scale
+# -------------
 #
-# Why divide scores by :math:`\sqrt{D}`? Without the root, a score of independent entries has variance D. The entropy of
-# the weights shows how many keys a query really averages: it is :math:`\log S` for a plain mean and 0 for a single key.
-#
-# For many normal scores with variance 1, the mean of :math:`e^s` is near :math:`e^{1/2}` and the weighted mean of s is
-# near 1. So the entropy, the log-sum-exp minus the weighted mean, is near :math:`\log S + 1/2 - 1`, whatever D is.
-# Without the root, softmax comes close to picking one key.
-
-widths = [4, 8, 16, 32, 64, 128, 256]
-entropy = {"with root": [], "without root": []}
-for width in widths:
-    generator = torch.Generator().manual_seed(width)
-    queries, keys = torch.randn(2, 512, width, generator=generator)
-    raw = queries @ keys.T
-    for name, s in zip(entropy, (raw / math.sqrt(width), raw)):
-        log_p = s.log_softmax(-1)
-        entropy[name].append(-(log_p.exp() * log_p).sum(-1).mean().item())
-
-levels = {"$\\log S - 1/2$": math.log(512) - 0.5}
-series = {name: (widths, values) for name, values in entropy.items()}
-chart = curves(series, "D", "entropy, nats", levels)
-(ax,) = chart.axes
-ax.lines[0].set(marker="o")
-ax.lines[1].set(marker="s", linestyle="-.")
-ax.set_xscale("log", base=2)
-ax.set(title="Entropy of the weights over S = 512 keys", ylim=(0, 6.5))
-ax.legend(frameon=False, loc="center right")
-plt.show()
-
-for value in entropy["with root"]:
-    assert abs(value - math.log(512) + 0.5) < 0.15
-assert entropy["without root"][-1] < 0.5
-
-# %%
-# A wrong scale raises no error, and the text may still look right. The next lines put two wrong functions into the
-# shipped GPT-2: one without the root, one with the root of the model's width C instead of D. They print the loss and
-# the share of positions whose most likely next token is the same.
+# The lesson shows why scores are divided by :math:`\sqrt{D}`. # A wrong scale raises no error, and the text may still look
+# right. The next lines put two wrong functions into the shipped GPT-2: one without the root, one with the root of the
+# model's width C instead of D. They print the loss and the share of positions with the same most likely next token.
 
 from lm_from_scratch.attention.kinds import attention_layers, use_attention_
 from lm_from_scratch.checkpoint.weights import load_shipped
@@ -622,8 +480,39 @@ assert torch.full((2,), -math.inf).softmax(-1).isnan().all()
 
 # %%
 # With the most negative finite number no NaN appears, but the row without keys becomes a plain mean over hidden keys.
-# So ``attention_weights`` sets hidden weights to 0 after the softmax. What other functions return for such a row is
-# measured in `every kind meets every case <3b_conformance.ipynb>`_.
+# So ``attention_weights`` sets hidden weights to 0 after the softmax. A sum over no keys is 0, a result of 0 contains
+# nothing that is hidden, and its gradient is 0. Here is the first row, which is padding, from five functions.
+
+from transformers.models.qwen2.modeling_qwen2 import eager_attention_forward
+
+positions = torch.tensor([[-1, -1, 0, 1, 2, 3, 4]])
+left_padded = Visibility(positions, positions)
+q, k, v = draw(1, 3, 3, 7, 7, 5)
+module = torch.nn.Module().eval()
+module.num_key_value_groups = 1
+added = torch.zeros(1, 1, 7, 7).masked_fill(~left_padded.mask, minimum)
+scores = (q @ k.mT / math.sqrt(5)).masked_fill(~left_padded.mask, -math.inf)
+first_rows = {
+    "softmax of -inf": scores.softmax(-1) @ v,
+    "transformers, eager": eager_attention_forward(
+        module, q, k, v, added, 1 / math.sqrt(5)
+    )[0].transpose(1, 2),
+    "package, formula": formula_attention(q, k, v, left_padded),
+    "package, tiled": tiled_attention(q, k, v, left_padded),
+    "package, sdpa": sdpa_attention(q, k, v, left_padded),
+}
+for name, y in first_rows.items():
+    print(f"{name:20}", *(f"{number:6.2f}" for number in y[0, 0, 0, :4]))
+assert first_rows["softmax of -inf"][0, 0, 0].isnan().all()
+torch.testing.assert_close(
+    first_rows["transformers, eager"][0, 0, 0], v[0, 0].mean(0)
+)
+for name in ("formula", "tiled", "sdpa"):
+    assert (first_rows[f"package, {name}"][0, 0, :2] == 0).all()
+
+# %%
+# NaN is not harmless, even in a row that nobody reads: the next layer multiplies it by a weight of 0, and 0 times NaN is
+# NaN. The plain mean of ``transformers`` is finite, but it contains padding and the future.
 #
 # Five kinds in one model
 # -----------------------
@@ -647,7 +536,7 @@ use_attention_(gpt2, "sdpa")
 #
 # A fill of minus infinity gives NaN where a row sees no key; in tiles, a *tile* without a visible key is enough. (Q30)
 #
-# `Qwen2 in depth <../2_qwen2/4a_qwen2_in_depth.ipynb>`_ shows the first case. In the second, the loop on paper starts
+# The section on hidden scores shows the first case. In the second, the loop on paper starts
 # with :math:`m = -\infty`. If the first tile is hidden, the new maximum is :math:`-\infty` too, and the factor is
 # :math:`e^{-\infty + \infty}`. The next lines plant this start in a copy of the package's source.
 
@@ -681,53 +570,45 @@ for padding in (0, 1, 2, 3):
 # starts at the most negative finite number instead: :math:`e^{-\infty - m}` is 0 for every finite m. The check that
 # finds the mistake is padding that fills a tile.
 #
-# Which sentence is false?
-# ------------------------
+# The minimum plus a little less
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# 1. Subtracting one number from all scores of a row changes none of its weights.
-# 2. Attention in tiles is an approximation, which larger tiles make better.
-# 3. The number that the formula writes in place of a hidden score has no finite number below it.
-# 4. Of all scores of a query, the backward pass keeps one number.
+# Earlier code made a mask of ``finfo.min`` and *added* it to the scores. In float16 the most negative finite number is
+# -65504, and the next step down is infinite. A score of -16 or less takes it. (Q23)
 
-scores = torch.tensor([0.3, -1.2, 2.0], dtype=torch.float64)
-torch.testing.assert_close((scores - 7.0).softmax(0), scores.softmax(0))
-P = torch.exp(scores - scores.logsumexp(0))
-torch.testing.assert_close(P, scores.softmax(0))
-below = torch.nextafter(torch.tensor(minimum), torch.tensor(-math.inf))
-assert below == -math.inf
-
-places = torch.arange(7)[None]
-causal = Visibility(places, places)
-q, k, v = (x.double() for x in draw(1, 3, 3, 7, 7, 5))
-exact = formula_attention(q, k, v, causal)
-for tile in (1, 2, 7):
-    error = (attend_in_tiles(q, k, v, causal, tile) - exact).abs().max().item()
-    print(f"tiles of {tile}: within 1e-12 of the formula: {error < 1e-12}")
-    assert error < 1e-12
+half = torch.finfo(torch.float16).min
+for score in (0.0, -15.0, -16.0, -100.0):
+    total = torch.tensor(half).half() + torch.tensor(score).half()
+    print(f"{half:.0f} + ({score:.0f}) = {total.item():.0f}")
+    assert total.isinf() == (score <= -16)
+row = torch.full((3,), -16.0).half()
+assert (row + half).softmax(0).isnan().all()
+assert row.masked_fill(torch.ones(3) > 0, half).softmax(0).isfinite().all()
 
 # %%
-# The second sentence is false. Tiles of any size give the same weights, because the sums are corrected whenever the
-# maximum rises. Only the order of the sums differs.
+# So the row of a padding token, which should become a plain mean, becomes NaN if its scores are negative enough. With
+# small scores, and in bfloat16, the mistake does not show. The fixed line *replaces* hidden scores, in float32. The
+# check combines padding with large negative scores, in float16, and looks at all rows, including those of padding.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Call ``attend_in_tiles`` with tiles of 8, 64 and 512 for T = 512, and count the peak with ``Peak``. A right
+# 1. *Easy.* Call ``attend_in_tiles`` with tiles of 8, 64 and 512 for T = 512, and count the peak with ``Peak``. A good
 #    answer shows which size has the smallest peak, and says what the smallest tiles cost instead. Hint: count the calls
 #    of ``tile_scores`` too.
 # 2. *Medium.* Compute the cross-entropy of T tokens over a vocabulary of V without ever holding T V logits: read the
-#    head's weight in slices of the vocabulary. A right answer equals ``F.cross_entropy`` to 1e-5, and its largest
+#    head's weight in slices of the vocabulary. A good answer equals ``F.cross_entropy`` to 1e-5, and its largest
 #    tensor is counted. Hint: the loss is the log-sum-exp minus the logit of the target; no accumulator is needed.
 # 3. *Hard.* Give each head a *sink*: one number that joins the sum l like a score, but has no value. Change the tiled
 #    forward, derive what changes in the backward pass, and give the gradient of the sink. Hint: a sink is a key with
-#    the value 0; which of L, :math:`\delta` and dS notice it? A right answer equals the formula with such a key, in
+#    the value 0; which of L, :math:`\delta` and dS notice it? A good answer equals the formula with such a key, in
 #    value and gradient.
 #
 # Summary
 # -------
 #
-# * The formula takes 4 B H T S D operations, and S / D times the memory of the queries for its weights.
-# * Any two parts of a row merge by the rule that adds one score.
+# * The formula takes 4 B H T S D operations. Tiles skip what is hidden, and compute the scores again in backward.
+# * Any two parts of a row merge by the rule that adds one tile.
 # * Backward needs L and the result, because :math:`\sum_i P_{ti} \, dP_{ti} = dO_t \cdot y_t`. Values and gradients
 #   equal the formula's to 1e-12 in float64, for five sizes of tiles.
 # * From 1024 to 2048 tokens, the peak of the formula grows by more than 3.8, that of tiles and of the fused kernel by

@@ -1,19 +1,19 @@
 r"""
-Masks, in depth
-===============
+Masks in depth
+==============
 
 The lesson on `masks from positions <2_masks.ipynb>`_ has one rule for every mask, and tests it on one model. Is the
 rule right in every layout: padding anywhere, chunks, static buffers, rings, packed rows? Which of twelve wrong masks
 would a test have noticed? And when does a mask need not be built at all?
 
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head. L is the number of
-layers, W the number of keys in a window.
+blocks, W the number of keys in a window.
 
 A model to look into
 --------------------
 
 The masks on this page are not drawn by hand. A model reads a batch, and a wrapper around its attention keeps the
-``Visibility`` that the attention received. The model is a Qwen2 of four layers. Its weights are random with standard
+``Visibility`` that the attention received. The model is a Qwen2 of four blocks. Its weights are random with standard
 deviation 0.25, large enough that a wrong mask moves the logits. The tokenizer is the shipped one.
 """
 
@@ -24,7 +24,6 @@ deviation 0.25, large enough that a wrong mask moves the logits. The tokenizer i
 import inspect
 import math
 import tempfile
-import warnings
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -111,8 +110,7 @@ assert torch.equal(causal.mask[0, 0], torch.ones(9, 9).tril().bool())
 #    p_s &> p_t - W \qquad \text{(it is within the window, if there is one)} \\
 #    d_s &= d_t \qquad \text{(both are in one document, if there are several)}
 #
-# The first two conditions together leave a padding query nothing to see. The method below is these four lines. Its last
-# lines are for callers who want to hide more; this page does not use them.
+# The first two conditions together leave a padding query nothing to see. The method begins with these four lines.
 
 from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.attention.visibility import Visibility
@@ -251,7 +249,7 @@ assert torch.equal(first_row["left padding"], full & real & real[:, None])
 # The same text, the same logits
 # ------------------------------
 #
-# The lesson's test has three laws. Here each is checked on a model whose layers alternate between full attention and a
+# The lesson's test has three laws. Here each is checked on a model whose blocks alternate between full attention and a
 # window of four. The reference is each text alone, in one pass, without padding and without a cache.
 
 types = (FULL, SLIDING) * 2
@@ -295,7 +293,7 @@ check("padding inside", logits[holes], alone_b[0])
 
 # %%
 # **Chunks equal one pass.** A text of twelve tokens comes in pieces of 5, 1, 3 and 3, through two kinds of cache. Two
-# of the layers have a window, so this also shows that a window with a cache equals a window without one.
+# of the blocks have a window, so this also shows that a window with a cache equals a window without one.
 
 
 def in_chunks(model, idx, pieces, cache, positions=None):
@@ -318,7 +316,7 @@ logits = in_chunks(mixed, batch.idx, chunks, GrowingCache(4), batch.positions)
 check("left padding, in chunks", logits[0, 3:], alone_b[0])
 
 # %%
-# A ring may be shorter than the text if *every* layer has a window that fits into it. For W = 4 and one token at a
+# A ring may be shorter than the text if *every* block has a window that fits into it. For W = 4 and one token at a
 # time, six slots are enough.
 
 check(
@@ -328,19 +326,13 @@ check(
 )
 
 # %%
-# **Packed equals alone.** Both documents share one row, in either order.
+# **Packed equals alone.** Both documents share one row.
 
-order = {"a, b": (a, b), "b, a": (b, a)}
-alone = {12: alone_a[0], 9: alone_b[0]}
-for name, (first, second) in order.items():
-    n, m = len(first), len(second)
-    places = torch.tensor([[*range(n), *range(m)]])
-    numbers = torch.tensor([[0] * n + [1] * m])
-    logits = mixed(
-        torch.tensor([first + second]), positions=places, documents=numbers
-    )[0]
-    check(f"packed {name}: first", logits[:n], alone[n])
-    check(f"packed {name}: second", logits[n:], alone[m])
+places = torch.tensor([[*range(12), *range(9)]])
+numbers = torch.tensor([[0] * 12 + [1] * 9])
+logits = mixed(torch.tensor([a + b]), positions=places, documents=numbers)[0]
+check("packed, first document", logits[:12], alone_a[0])
+check("packed, second document", logits[12:], alone_b[0])
 
 # %%
 # These laws compare the model with itself. A window that is too wide everywhere would obey all of them. So one
@@ -567,8 +559,8 @@ for name in ("window of W + 1 (Q2)", "no window (Q1)"):
 # How far information travels
 # ---------------------------
 #
-# A layer with a window of W keys looks W - 1 tokens back. The states that it reads there already contain what the layer
-# below saw, so L layers look :math:`L (W - 1)` tokens back. Together with the token itself, a state depends on
+# A block with a window of W keys looks W - 1 tokens back. The states that it reads there already contain what the block
+# below saw, so L blocks look :math:`L (W - 1)` tokens back. Together with the token itself, a state depends on
 #
 # .. math::
 #
@@ -590,11 +582,11 @@ def reach(L, W, T=24):
 
 for W in (1, 2, 3, 4):
     counts = [int((reach(L, W) > 0).sum()) for L in (1, 2, 3, 4)]
-    print(f"W = {W}: tokens that matter after 1 to 4 layers {counts}")
+    print(f"W = {W}: tokens that matter after 1 to 4 blocks {counts}")
     assert counts == [L * (W - 1) + 1 for L in (1, 2, 3, 4)]
 
 # %%
-# In the figure the window has four keys. Each layer reaches three tokens further back. White is exactly 0.
+# In the figure the window has four keys. Each block reaches three tokens further back. White is exactly 0.
 
 norms = torch.stack([reach(L, 4) for L in range(1, 7)])
 fig, (ax,) = figure(4.8, 3.4)
@@ -604,35 +596,16 @@ image = ax.imshow(
 ax.set_yticks(range(6), range(1, 7))
 ax.set_xticks(range(2, 24, 3), range(-21, 1, 3))
 ax.grid(False)
-ax.set(xlabel="token, 0 is the last", ylabel="layers L")
+ax.set(xlabel="token, 0 is the last", ylabel="blocks L")
 ax.set_title("Gradient of the last state, W = 4", fontsize=10)
 fig.colorbar(image, ax=ax, label="log10 of the norm")
 plt.show()
 assert [(n > 0).sum().item() for n in norms] == [3 * L + 1 for L in range(1, 7)]
 
 # %%
-# Reach is not memory. Generation needs only the last W keys of a windowed layer, because what older tokens had to say
+# Reach is not memory. Generation needs only the last W keys of a windowed block, because what older tokens had to say
 # has already moved up into the states of later tokens.
 #
-# Full or sliding, layer by layer
-# -------------------------------
-#
-# Published models mix both kinds of layer. The config has one word per layer, and the model makes one visibility for
-# each *kind*, which all its layers share. Here is how many keys the last of twelve tokens sees in each layer.
-
-kinds = {
-    "alternating": (FULL, SLIDING, FULL, SLIDING),
-    "one full layer": (SLIDING, SLIDING, SLIDING, FULL),
-    "all sliding": (SLIDING,) * 4,
-}
-for name, layer_types in kinds.items():
-    some = random_model(sliding_window=4, layer_types=layer_types)
-    seen = [watch(some, idx, layer=i) for i in range(4)]
-    keys = [v.mask[0, 0, -1].sum().item() for v in seen]
-    print(f"{name:15} {keys}")
-    assert keys == [4 if kind == SLIDING else 12 for kind in layer_types]
-
-# %%
 # The mask that is never built
 # ----------------------------
 #
@@ -663,8 +636,8 @@ for name, seen in fast.items():
 assert fast["one pass"].is_causal and fast["one query"].is_full
 
 # %%
-# Why not read them? On a GPU, reading a value makes the program wait until the device has computed it. A compiler that
-# traces the model has no value to read, and splits the program there.
+# Why not read them? On a GPU, reading a value makes the program wait until the device has computed it, and a compiler
+# splits the program there.
 #
 # Tensors on the ``meta`` device have a shape but no values. If the model runs there, it has read none. The kind of
 # attention called ``packed`` does read the positions, so it fails there.
@@ -686,25 +659,13 @@ except (RuntimeError, NotImplementedError) as error:
 assert read
 
 # %%
-# With ``fullgraph=True`` the compiler refuses every break. It traces the model with positions, windows and padding into
-# one graph. Here the graph then runs as it is, without being compiled further.
-#
-# The tracer itself makes a call that PyTorch has deprecated; we silence the warning about it.
-
-traced = torch.compile(mixed, fullgraph=True, backend="eager")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    logits = traced(batch.idx, positions=batch.positions)
-check("traced in one graph", logits[0, 3:], alone_b[0])
-
-# %%
 # Bug museum
 # ----------
 #
 # One row reads the other
 # ~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The Qwen2 of ``transformers`` 4.42 took the padding out of a batch before its fused kernel. In a windowed layer with a
+# The Qwen2 of ``transformers`` 4.42 took the padding out of a batch before its fused kernel. In a windowed block with a
 # cache it cut the *mask* to its last W columns. It cut the keys as well, but into variables that no code used. The
 # places of the real tokens were then counted in rows of W columns and looked up in rows of S columns. (Q4)
 
@@ -789,47 +750,15 @@ for name, rule in rules.items():
 # The first round is right, so a test must be longer than the ring. In the fixed line the keys bring their own
 # positions, and the rule does not care where keys are stored.
 #
-# Which sentence is false?
-# ------------------------
-#
-# 1. The mask of a chunk has one column for each key, those of the cache included.
-# 2. If hidden scores are the most negative finite number, the softmax gives every hidden key the weight 0.
-# 3. Other tokens under the padding do not change one bit of the logits of real tokens.
-# 4. If a rule also hides the key *at* the query's position, the first token has nothing to see.
-
-chunk = pictures["3 after a cache of 6"]
-print("1.", tuple(chunk.mask.shape))
-lowest = torch.finfo(torch.float32).min
-scores = torch.zeros(9, 9).masked_fill(~first_row["left padding"], lowest)
-hidden_weight = (scores.softmax(-1) * ~first_row["left padding"]).sum(-1)
-print("2.", [round(x, 2) for x in hidden_weight.tolist()])
-other = batch.idx.clone()
-other[0, :3] = torch.tensor(nine[:3])  # under the padding
-same = torch.equal(
-    mixed(other, positions=batch.positions)[0, 3:],
-    mixed(batch.idx, positions=batch.positions)[0, 3:],
-)
-print("3.", same)
-strict = causal.key_positions[0] < causal.query_positions[0][:, None]
-print("4.", strict.sum(-1).tolist())
-assert chunk.mask.shape == (1, 1, 3, 9)
-assert hidden_weight.tolist() == [1.0] * 4 + [0.0] * 5
-assert same
-assert strict.sum(-1).tolist() == list(range(9))
-
-# %%
-# The second is false. A padding token sees no key at all, so all its scores are equal, and its weights are spread
-# evenly over hidden keys. The package sets them to 0 after the softmax.
-#
 # Exercises
 # ---------
 #
-# 1. *Medium.* A ring gets chunks of n tokens, and every layer has a window of W. How many slots does it need? Hint: the
-#    first query of a chunk is asked after the last key of the chunk was written. A right answer is a formula;
+# 1. *Medium.* A ring gets chunks of n tokens, and every block has a window of W. How many slots does it need? Hint: the
+#    first query of a chunk is asked after the last key of the chunk was written. A good answer is a formula;
 #    ``in_chunks`` with ``SlotCache`` agrees with it for W = 4 and n = 1, 2, 3, and fails with one slot less.
 # 2. *Hard.* Let a prompt see itself in both directions, and the answer the prompt and its own past. Hint: the rule
 #    needs no fifth condition. Give the queries of the prompt the position of its last token, and leave the keys as they
-#    are. Call the layers yourself, as the model's ``forward`` does, with a ``Visibility`` of your own. A right answer
+#    are. Call the blocks yourself, as the model's ``forward`` does, with a ``Visibility`` of your own. A good answer
 #    shows by a gradient that the first state depends on the last token of the prompt, and on none of the answer.
 #
 # Summary
@@ -840,14 +769,14 @@ assert strict.sum(-1).tolist() == list(range(9))
 #   ``transformers``, with its own masks, gets them too.
 # * Of twelve planted mistakes the full pass reveals three, the left-padded batch six, and the pieces seven. Two pass
 #   all tests, and one of these is not a mistake.
-# * L layers with a window of W keys see :math:`L(W - 1) + 1` tokens.
+# * L blocks with a window of W keys see :math:`L(W - 1) + 1` tokens.
 # * The plain triangle and the single last query need no mask. The package knows them without reading a value.
 #
 # Sources
 # -------
 #
 # * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
-# * Beltagy et al.: `Longformer <https://arxiv.org/abs/2004.05150>`_, 2020. Windows, and what stacked layers of them
+# * Beltagy et al.: `Longformer <https://arxiv.org/abs/2004.05150>`_, 2020. Windows, and what stacked blocks of them
 #   see.
 # * Jiang et al.: `Mistral 7B <https://arxiv.org/abs/2310.06825>`_, 2023. A window, and a ring buffer for its keys.
 # * PyTorch: `scaled_dot_product_attention

@@ -219,6 +219,6 @@ EXERCISE = Exercise(
         "In the wild: a GPT-2 that saw its future, "
         "https://github.com/huggingface/transformers/issues/15199, and the repair, "
         "https://github.com/huggingface/transformers/pull/17306. The page on GPT-2, block by "
-        "block, has it as G25, and the page on conformance has the second part as Q23.",
+        "block, has it as G25, and the page on attention in depth has the second part as Q23.",
     ),
 )  # fmt: skip
