@@ -61,8 +61,8 @@ except ValueError as error:
 assert "no embeddings for the later positions" in refused
 
 # %%
-# And GPT-2 has to learn what "one place apart" means again at every place: nothing ties the vectors of places 3 and 4 to
-# those of 13 and 14. Move a text and watch both models:
+# And GPT-2 has to learn "one place apart" again at every place: nothing ties places 3 and 4 to 13 and 14. Move a text and
+# watch both models:
 #
 # .. live:: clock
 #
@@ -99,8 +99,8 @@ drawings.hand_speeds(
 )
 
 # %%
-# The clocks show three of the hands at positions 0 to 6, the arrow at 6. Pair 0 is almost around: it tells neighbours
-# apart. Pair 8 has hardly moved: it tells near from far. These speeds are fixed and not learned.
+# The clocks show three of the hands at positions 0 to 6. Pair 0 is almost around: it tells neighbours apart. Pair 8 has
+# hardly moved: it tells near from far. These speeds are fixed and not learned.
 #
 # Seven lines of code
 # -------------------
