@@ -54,6 +54,9 @@ def test_all_are_written_and_a_changed_one_is_kept(
         assert main(["notebooks", str(folder)]) == 2
         assert f"{record} " in (error := capsys.readouterr().err) and "Remove it" in error
         assert record.read_text() == text
+    record.write_text('{"exercises/rms_norm.ipynb": [1], "exercises/rope.ipynb": null}')
+    assert main(["notebooks", str(folder)]) == 0
+    assert mine.read_bytes() == b"\xff mine"
     record.unlink()
     assert main(["notebooks", str(folder)]) == 0
     assert mine.read_bytes() == b"\xff mine"
