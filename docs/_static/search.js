@@ -9,7 +9,7 @@
   const PARTS = 0.6, BEGINNING = 0.5; // of an identifier; of a word
   const MANY = 40, ENOUGH = 0.2; // results, and the share of the best score that one needs
   const COMMON = 10; // a heading of so many pages says nothing about one: Exercises, Summary
-  const IGNORED = new Set("vs versus do does did instead use using get keep make".split(" "));
+  const IGNORED = new Set("vs versus do does did instead use using get keep make explain explained explanation simple actually".split(" "));
 
   let places = null; // what can be found: pages, each with its headings, and the entries of some pages
   let vocabulary = null; // the stems of all words

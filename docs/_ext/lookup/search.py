@@ -40,6 +40,8 @@ WEIGHTS = {
     "stories/": 0.7,
     "api/": 0.4,
     "classroom/install": 1.0,
+    "tour": 1.0,
+    "teaching": 0.9,
     "": 0.5,
 }
 IN_DEPTH = 0.9
