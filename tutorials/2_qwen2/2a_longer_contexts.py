@@ -1,6 +1,6 @@
 r"""
-Longer than it was trained for
-==============================
+Longer contexts in depth
+========================
 
 RoPE has no table that ends, so a Qwen2 computes at any length. Does it still predict well? And what do linear
 scaling, dynamic NTK, YaRN and Llama 3's scaling change?
@@ -346,13 +346,13 @@ for name in ("dynamic NTK", "YaRN", "Llama 3"):
 # ---------
 #
 # 1. *Easy.* What is the largest :math:`\theta` with which all 16 pairs of the trained model turn at least once in 256
-#    tokens? Solve for it, then check with ``whole_turns``. A right answer lies between 50 and 55. Hint: only the last
+#    tokens? Solve for it, then check with ``whole_turns``. A good answer lies between 50 and 55. Hint: only the last
 #    pair matters.
 # 2. *Medium.* Give the trained model dynamic NTK, and let it read 200 tokens with ``GrowingCache`` in pieces of 100
-#    and in one pass; then 300. A right answer shows equal logits for 200, and for 300 a difference from the second
+#    and in one pass; then 300. A good answer shows equal logits for 200, and for 300 a difference from the second
 #    token on. Hint: the docstring of ``DynamicNTKScaling`` says why; print the frequencies of each piece.
 # 3. *Hard.* Train the shipped model for a hundred steps on two rows of 1024 tokens each, with
-#    ``LinearScaling(factor=4)`` and, as a control, with no scaling. A right answer shows that the loss of linear
+#    ``LinearScaling(factor=4)`` and, as a control, with no scaling. A good answer shows that the loss of linear
 #    scaling in the second half falls by more than half a nat, and says what the control adds. Hint: ``PackedBatches``
 #    over the training side of ``load_split``, AdamW, a learning rate of 2e-4; save the models and compare them with
 #    ``losses``.

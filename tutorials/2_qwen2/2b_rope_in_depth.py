@@ -12,14 +12,13 @@ help. `Longer contexts <2a_longer_contexts.ipynb>`_ have a page of their own.
 The package's code
 ------------------
 
-``rotation`` makes the cosines and sines, once for all layers. ``apply_rope`` turns the queries and the keys with them.
+``rotation`` makes the cosines and sines, once for all blocks. ``apply_rope`` turns the queries and the keys with them.
 """
 
 # sphinx_gallery_museum = ["Q11"]
-# sphinx_gallery_words = ["rotate_half", "repeat_interleave", "permute", "freqs_cis", "partial_rotary_factor", "interleaved", "permute q_proj k_proj", "GPT-NeoX style", "GPT-J style", "cos_cached", "complex numbers"]
+# sphinx_gallery_words = ["rotate_half", "repeat_interleave", "permute", "freqs_cis", "interleaved", "permute q_proj k_proj", "GPT-NeoX style", "GPT-J style", "cos_cached", "complex numbers"]
 import copy
 import inspect
-import math
 
 import matplotlib.pyplot as plt
 import torch
@@ -41,22 +40,6 @@ transformers.utils.logging.set_verbosity_error()
 
 print(inspect.getsource(rotation))
 print(inspect.getsource(apply_rope))
-
-# %%
-# For D = 8 and :math:`\theta = 10000` there are four speeds, in radians per token. A rotation changes no length, so the
-# size of a query does not depend on where it is.
-
-inv_freq = inverse_frequencies(8, theta=10000.0)
-print([round(speed, 4) for speed in inv_freq.tolist()])
-torch.testing.assert_close(inv_freq, torch.tensor([1.0, 0.1, 0.01, 0.001]))
-
-x = torch.zeros(8)
-x[:4] = 1.0  # a = 1 and b = 0 in every pair
-cos, sin = rotation(torch.arange(7)[None], inv_freq)  # (B, 1, T, D/2)
-turned = apply_rope(x.expand(1, 1, 7, 8), cos, sin)[0, 0]  # (T, D)
-torch.testing.assert_close(turned.norm(dim=-1), torch.full((7,), 2.0))
-assert 0.9 < 6 * inv_freq[0] / (2 * math.pi) < 1
-assert abs(6 * inv_freq[2] - 0.06) < 1e-6
 
 # %%
 # Only the distance is left
@@ -311,37 +294,13 @@ print(f"cosines rounded first: error {many / once:.2f} times ours")
 assert many > 1.2 * once
 
 # %%
-# Only some of the features
-# -------------------------
-#
-# Some models turn a part of each head and leave the rest as it is: GPT-NeoX a quarter, and others use the name
-# ``partial_rotary_factor``. The features that stay contribute q · k wherever the tokens are, so a score is still a
-# function of the distance.
-
-
-def partly(x, positions, speeds):
-    size = 2 * len(speeds)  # features that turn
-    turned = apply_rope(x[..., :size], *rotation(positions, speeds))
-    return torch.cat([turned, x[..., size:]], dim=-1)
-
-
-positions = torch.arange(48)[None]
-some = inverse_frequencies(8, 10000.0, dtype=torch.float64)
-q_partly = partly(q_half.expand(1, 1, 48, 32), positions, some)[0, 0]
-k_partly = partly(k_half.expand(1, 1, 48, 32), positions, some)[0, 0]
-partial = q_partly @ k_partly.T
-spread = [partial.diagonal(d).max() - partial.diagonal(d).min() for d in (0, 9)]
-print(f"largest difference within a diagonal {max(spread):.0e}")
-assert max(spread) < 1e-12
-
-# %%
 # Bug museum
 # ----------
 #
 # A table that was kept
 # ~~~~~~~~~~~~~~~~~~~~~
 #
-# The first Qwen2 code of ``transformers``, like most code of its time, kept a table of cosines in each layer (Q11).
+# The first Qwen2 code of ``transformers``, like most code of its time, kept a table of cosines in each block (Q11).
 # This is its logic, with the sines left out. (Q9, Q10, Q12)
 
 
@@ -494,55 +453,17 @@ print(f"loss {right_layout:.2f}, in the wrong layout {wrong_layout:.2f}")
 assert wrong_layout > right_layout + 0.1
 
 # %%
-# Which sentence is false?
-# ------------------------
-#
-# Three of these four are.
-#
-# 1. ``inv_freq`` holds positions that were normalised and exponentiated.
-# 2. RoPE splits the vector into two halves and gives each its own frequency.
-# 3. RoPE needs the number of keys, so that the positions fit.
-# 4. Values are not turned, and the output of attention still depends on distances.
-
-inv_freq = inverse_frequencies(8, 10000.0)
-features = torch.arange(0, 8, 2)
-torch.testing.assert_close(inv_freq, 10000.0 ** -(features / 8))  # 1
-assert len(inv_freq) == 8 // 2  # 2: four speeds for eight features
-assert split.nonzero().flatten().tolist() == [0, 4]
-
-far_away = rotation(torch.tensor([[7, 1_000_000]]), inv_freq)  # 3: no length
-assert far_away[0].shape == (1, 1, 2, 4)
-
-from lm_from_scratch.attention.attention import formula_attention
-from lm_from_scratch.attention.visibility import Visibility
-
-v = torch.randn(1, 1, 3, 8, generator=generator)
-ones = torch.ones(1, 1, 3, 8)
-outputs = []
-for places in ([[0, 1, 2]], [[5, 6, 7]], [[0, 1, 9]]):
-    places = torch.tensor(places)
-    turned = apply_rope(ones, *rotation(places, inv_freq))
-    seen = Visibility(places, places)
-    outputs.append(formula_attention(turned, turned, v, seen)[..., -1, :])
-same, moved = ((y - outputs[0]).abs().max().item() for y in outputs[1:])
-print(f"all moved by 5: {same:.0e}, last one moved by 7: {moved:.1g}")
-assert same < 1e-6 and moved > 0.01  # 4
-
-# %%
-# The fourth is true. ``inv_freq`` comes from *feature* indices; each pair has its own speed; and a position needs no
-# table to fit into.
-#
 # Exercises
 # ---------
 #
 # 1. *Easy.* Many programs write ``x * cos + rotate_half(x) * sin``, with ``rotate_half(x) = cat((-b, a))`` and each
-#    cosine twice, as ``cat((cos, cos))``. Write it. A right answer equals ``apply_rope`` to 1e-6, and shows that with
+#    cosine twice, as ``cat((cos, cos))``. Write it. A good answer equals ``apply_rope`` to 1e-6, and shows that with
 #    ``repeat_interleave`` in the place of the second ``cat`` the length of a query changes.
 # 2. *Medium.* GPT-NeoX turns a quarter of the features. In which layout is that quarter one block, and which features
-#    is it in the other? Convert the weights of such a model from one layout to the other. A right answer has equal
+#    is it in the other? Convert the weights of such a model from one layout to the other. A good answer has equal
 #    logits, and leaves the rows that do not turn where they are.
 # 3. *Medium.* Meta's code turns with complex numbers. Write ``apply_rope`` with ``torch.view_as_complex`` and
-#    ``torch.polar`` for both layouts. A right answer equals the package's functions to 1e-6, and says which layout
+#    ``torch.polar`` for both layouts. A good answer equals the package's functions to 1e-6, and says which layout
 #    needs no copy.
 #
 # Summary
