@@ -148,7 +148,10 @@ html_context = {"default_mode": "auto"}
 ogp_site_url = os.environ.get("SITE_URL", "")
 ogp_social_cards = {"enable": False}
 ogp_enable_meta_description = False  # lookup/search.py has it, for the search as well
-html_sidebars = {"index": [], "tour": [], "course": [], "benchmarks": [], "search": []}
+html_sidebars = {
+    **{name: [] for name in ("index", "tour", "course", "questions", "benchmarks", "search")},
+    **{name: ["place.html", "sidebar-nav-bs.html"] for name in ("auto_tutorials/*/*", "gpu/*")},
+}
 html_theme_options = {
     "logo": {
         "text": "lm_from_scratch",

@@ -33,6 +33,13 @@ def test_strip_below_the_title(site: Path, name: str) -> None:
     if pages.exercises(name):
         assert 'href="#exercises"' in found[1] and 'id="exercises"' in text
     assert ("in depth, beside" in found[1]) != pages.is_lesson(name)
+    assert (" to follow" in found[1]) == pages.is_lesson(name)
+    if pages.is_lesson(name):
+        chapter = [one for one in pages.lessons() if Path(one).parent == Path(name).parent]
+        here = f"Lesson {chapter.index(name) + 1} of {len(chapter)}"
+        assert here in found[1]
+        page = (site / f"{pages.document(name)[1:]}.html").read_text(encoding="utf-8")
+        assert f'<p class="place">{here}</p>' in page
     assert not re.findall(r'href="(?![^"]*_downloads)[^"]*\.ipynb"', text)
     for package in pages.packages(name):
         assert f"needs {package}" in found[1]
@@ -63,7 +70,7 @@ def test_few_entries_in_the_bar(visit: Visitor, server: str) -> None:
         "",
         *translation.EDITIONS.values(),
     }
-    assert {"Tutorials", "Look up", "API"} <= names and len(names) <= 6
+    assert {"Tutorials", "Questions", "Teach"} <= names and len(names) <= 6
     assert page.locator(".bd-header .dropdown-toggle", has_text="More").count() == 0
 
 
@@ -88,3 +95,15 @@ def test_the_course_is_a_page(site: Path) -> None:
     text = article(site, "course")
     for document in COURSE:
         assert f'href="{document}.html"' in text
+
+
+def test_a_gallery_shows_lessons(site: Path) -> None:
+    """Each once; pages in depth are reached from theirs."""
+    whole = article(site, "auto_tutorials/index").count('class="sphx-glr-thumbcontainer"')
+    assert whole == sum(not name.startswith("gpu/") for name in pages.lessons())
+    for chapter in pages.chapters():
+        text = article(site, f"auto_tutorials/{chapter.name}/index")
+        shown = re.findall(r'<a class="reference internal" href="(\w+)\.html"', text)
+        names = [path.stem for path in pages.pages(chapter)]
+        lessons = [name for name in names if pages.is_lesson(f"{chapter.name}/{name}")]
+        assert [name for name in dict.fromkeys(shown) if name in names] == lessons

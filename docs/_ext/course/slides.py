@@ -119,7 +119,7 @@ def announced(node: nodes.Node) -> list[nodes.Node]:
 
 def is_picture(node: nodes.Node) -> bool:
     if isinstance(node, nodes.image):
-        return "thumb" not in node["uri"]  # of a page that the gallery recommends
+        return True
     return isinstance(node, nodes.raw) and DRAWN.search(node.astext()) is not None
 
 

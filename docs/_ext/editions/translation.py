@@ -18,6 +18,7 @@ from babel.messages.extract import extract_from_dir
 from babel.messages.pofile import read_po
 from docutils import nodes
 from sphinx.locale import _
+from sphinx.transforms import SphinxTransform
 from sphinx.util import docname_join
 
 DOCS = Path(__file__).resolve().parents[2]
@@ -137,7 +138,19 @@ def mark(app: Any, doctree: nodes.document, docname: str) -> None:
             card.replace_self(nodes.raw("", text, format="html"))
 
 
+class Numbers(SphinxTransform):
+    """What has no letter is the same in every language, and changes more often than a catalogue."""
+
+    default_priority = 10
+
+    def apply(self, **kwargs: Any) -> None:
+        for paragraph in self.document.findall(nodes.paragraph):
+            if not re.search(r"[^\W\d_]", paragraph.astext()):
+                paragraph["translatable"] = False
+
+
 def setup(app: Any) -> dict[str, bool]:
+    app.add_transform(Numbers)
     app.connect("html-page-context", add_words)
     app.connect("env-updated", write)
     app.connect("missing-reference", name, priority=400)  # before that list is read

@@ -55,6 +55,7 @@ FILTERS: dict[str, Any] = {
     "in_words": pages.in_words,
     "link": link,
     "minutes": pages.minutes,
+    "minutes_to_follow": pages.minutes_to_follow,
     "lower_first": lambda sentence: sentence[:1].lower() + sentence[1:],
     "upper_first": lambda sentence: sentence[:1].upper() + sentence[1:],
     "text": text,

@@ -10,6 +10,7 @@ from docutils import nodes
 from editions import translation
 from sphinx import addnodes
 from sphinx.locale import _
+from sphinx.util.docutils import SphinxDirective
 
 from gallery import exercises, pages
 
@@ -38,9 +39,14 @@ def facts(name: str, docname: str) -> nodes.bullet_list:
     """The strip below a title."""
     lesson = pages.lesson(name)
     items = []
+    read, follow = pages.minutes(name), pages.minutes_to_follow(name)
     if lesson != name:
         items.append(joined(_("in depth, beside "), *linked([lesson], docname)))
-    items.append(joined(_("{minutes} minutes to read").format(minutes=pages.minutes(name))))
+        items.append(joined(_("{minutes} minutes to read").format(minutes=read)))
+    else:
+        items.append(joined(place(name)))
+        time = _("{minutes} minutes to read, {follow} to follow")
+        items.append(joined(time.format(minutes=read, follow=follow)))
     if needs := [other for other in pages.needs(name) if other != lesson]:
         items.append(joined(_("read before: "), *linked(needs, docname)))
     if packages := pages.packages(name):
@@ -53,6 +59,34 @@ def facts(name: str, docname: str) -> nodes.bullet_list:
         items.append(joined(own, more if checked else ""))
     list_items = (nodes.list_item("", item) for item in items)
     return nodes.bullet_list("", *list_items, classes=["page-facts"])
+
+
+def place(name: str) -> str:
+    """Which lesson of its chapter a page is, or deepens."""
+    lesson = pages.lesson(name)
+    chapter = [one for one in pages.lessons() if one.partition("/")[0] == name.partition("/")[0]]
+    number = chapter.index(lesson) + 1
+    return _("Lesson {number} of {count}").format(number=number, count=len(chapter))
+
+
+class Totals(SphinxDirective):
+    """How much there is to read. Its numbers change too often for a catalogue."""
+
+    def run(self) -> list[nodes.Node]:
+        lessons = pages.lessons()
+        deeper = [name for name in pages.in_order() if not pages.is_lesson(name)]
+        text = _(
+            "{lessons} lessons in {chapters} chapters: {read} hours to read them, {follow} to "
+            "follow them at the keyboard. Pages in depth, for when you need them: {deeper} "
+            "hours more."
+        ).format(
+            lessons=len(lessons),
+            chapters=len(pages.by_chapter()),
+            read=round(sum(map(pages.minutes, lessons)) / 60),
+            follow=round(sum(map(pages.minutes_to_follow, lessons)) / 60),
+            deeper=round(sum(map(pages.minutes, deeper)) / 60),
+        )
+        return [nodes.paragraph("", text, translatable=False)]
 
 
 def with_checks(name: str, docname: str) -> list[nodes.paragraph]:
@@ -115,42 +149,22 @@ def link_pages(app: Any, docname: str, source: list[str]) -> None:
             source[0] += TOCTREE + "".join(f"   {pages.document(one)}\n" for one in deeper)
 
 
-GROUP = """
-In depth
-~~~~~~~~
-
-.. raw:: html
-
-    <div class="sphx-glr-thumbnails">
-
-{}
-
-.. raw:: html
-
-    </div>
-
-"""
-#: The card of a page in the index of its chapter.
+#: The card of a page in an index of the gallery.
 CARD = re.compile(
     r'\.\. raw:: html\n\n    <div class="sphx-glr-thumbcontainer".*?\n    </div>\n', re.S
 )
 
 
-def sort_cards(app: Any, docname: str, source: list[str]) -> None:
-    """In the index of a chapter, cards of in-depth pages come after those of the lessons, and are
-    no pages of the path."""
-    chapter = docname.removeprefix("auto_tutorials/").removesuffix("index")
-    names = [name for name in pages.in_order() if name.rpartition("/")[0] + "/" == chapter]
-    deeper = [pages.document(name) for name in names if not pages.is_lesson(name)]
-    if not deeper or not docname.startswith("auto_tutorials/"):
+def show_lessons(app: Any, docname: str, source: list[str]) -> None:
+    """The indexes of the gallery show lessons, from which their in-depth pages are reached."""
+    if not re.fullmatch(r"auto_tutorials/(\w+/)?index", docname):
         return
-    cards = {re.search(r":doc:`(.*?)`", card)[1]: card for card in CARD.findall(source[0])}
-    text = source[0]
-    for name in deeper:
-        text = text.replace(cards[name], "").replace(f"   {name}\n", "")
-    lessons, toctree, path = text.rpartition(".. toctree::")
-    group = GROUP.format("\n\n".join(cards[name] for name in deeper))
-    source[0] = f"{lessons}{group}{toctree}{path}"
+    deeper = {pages.document(name) for name in pages.in_order() if not pages.is_lesson(name)}
+    source[0] = CARD.sub(
+        lambda card: "" if re.search(":doc:`(.*?)`", card[0])[1] in deeper else card[0], source[0]
+    )
+    for document in deeper:  # nor does the menu
+        source[0] = source[0].replace(f"   {document}\n", "")
 
 
 def add_chapters(app: Any, docname: str, source: list[str]) -> None:
@@ -189,6 +203,7 @@ def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any
         return
     before, after = beside(name) if name else (pages.lessons()[-1], None)
     last = END if name and translation.has(END) else None
+    context["place"] = place(name) if name else ""
     ends = {
         "prev": pages.document(before)[1:] if before else None,
         "next": pages.document(after)[1:] if after else last,
@@ -201,9 +216,10 @@ def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any
 
 
 def setup(app: Any) -> dict[str, bool]:
+    app.add_directive("course-totals", Totals)
     app.connect("env-get-outdated", read_again)
     app.connect("source-read", link_pages)
-    app.connect("source-read", sort_cards)
+    app.connect("source-read", show_lessons)
     app.connect("source-read", add_chapters)
     app.connect("doctree-read", add)
     app.connect("html-page-context", turn_pages)

@@ -137,10 +137,12 @@ LINK = re.compile(r"`([^`<]+?)\s*<(?:\.\./(\w+)/)?(\d\w*)\.ipynb>`_")
 #: The title of a heading and the line below it.
 HEADING = re.compile(r"^(\S[^\n]*)\n(=+|-+|~+)$", re.M)
 FORMULA = re.compile(r"^\.\. math::.*\n(?:(?: +.*)?\n)*", re.M)
-#: How fast a page is read. Rounded to five minutes: nobody has measured it with a class.
+#: How fast a page is read, and how fast it is followed: code run and changed, formulas worked out,
+#: exercises done. Nobody has measured it with a class.
 WORDS_A_MINUTE = 200
-LINES_A_MINUTE = 20
-MINUTES_A_FORMULA = 0.5
+LINES_A_MINUTE, LINES_FOLLOWED = 20, 8
+MINUTES_A_FORMULA, FORMULA_FOLLOWED = 0.5, 1
+MINUTES_AN_EXERCISE = 5
 
 
 def blocks(source: Path) -> list[Any]:
@@ -261,9 +263,16 @@ def behind(page: str) -> frozenset[str]:
 
 @cache
 def minutes(page: str) -> int:
-    """Minutes to read a page, rounded to five: words, lines of code and formulas, each at the pace
-    stated above. Blank lines, comments and what is folded do not count, addresses are no words."""
-    return read_in(blocks(source(page)))
+    """Minutes to read a page: words, lines of code and formulas, each at the pace stated above.
+    Blank lines, comments and what is folded do not count, addresses are no words."""
+    return round(minutes_of(blocks(source(page)))[0])
+
+
+@cache
+def minutes_to_follow(page: str) -> int:
+    """Minutes for somebody who runs the code and does the exercises, rounded to five."""
+    exercised = MINUTES_AN_EXERCISE * exercises(page)
+    return 5 * round((minutes_of(blocks(source(page)))[1] + exercised) / 5)
 
 
 def words(text: str) -> int:
@@ -272,13 +281,16 @@ def words(text: str) -> int:
     return len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
 
 
-def read_in(blocks: list[Any]) -> int:
+def minutes_of(blocks: list[Any]) -> tuple[float, float]:
+    """To read, and to follow."""
     text = "".join(f"{block.content}\n" for block in blocks if block.type == "text")
     code = folding.parts([block.content for block in blocks if block.type == "code"])
     lines = sum(folding.lines(part) for parts in code for part in parts if not part.kinds)
-    formulas = len(FORMULA.findall(text))
-    time = words(text) / WORDS_A_MINUTE + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA
-    return max(5, 5 * round(time / 5))
+    formulas, read = len(FORMULA.findall(text)), words(text) / WORDS_A_MINUTE
+    return (
+        read + lines / LINES_A_MINUTE + formulas * MINUTES_A_FORMULA,
+        read + lines / LINES_FOLLOWED + formulas * FORMULA_FOLLOWED,
+    )
 
 
 def in_words(minutes: int) -> str:

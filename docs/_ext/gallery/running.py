@@ -51,7 +51,6 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         # Computing times on a page change with every build; junit keeps them for the checks.
         "write_computation_times": False,
         "min_reported_time": 1e9,
-        "recommender": {"enable": True},
         "ignore_repr_types": r"matplotlib[.](text|axes|lines|image|collections|container|legend)",
     }
 
