@@ -27,8 +27,16 @@
 
   function scrollable() {
     document.querySelectorAll("div.math, .highlight pre, .figure, .diagram, .pst-scrollable-table-container").forEach(function (box) {
-      if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight + 1) box.tabIndex = 0;
+      var wide = box.scrollWidth > box.clientWidth + 1;
+      if (wide || box.scrollHeight > box.clientHeight + 1) box.tabIndex = 0;
+      if (wide && !box.dataset.scrolls) box.addEventListener("scroll", function () { cue(box); }, { passive: true });
+      if (wide) cue(box);
+      else delete box.dataset.scrolls;
     });
+  }
+  // What is cut at the right fades there, until its end is in sight.
+  function cue(box) {
+    box.dataset.scrolls = box.scrollLeft + box.clientWidth < box.scrollWidth - 2 ? "more" : "end";
   }
   function whenDrawn() {
     var math = window.MathJax && window.MathJax.startup && window.MathJax.startup.promise;
@@ -38,6 +46,7 @@
   if (document.readyState === "complete") whenDrawn();
   else window.addEventListener("load", whenDrawn);
   window.addEventListener("resize", scrollable);
+  document.addEventListener("toggle", scrollable, true); // what was folded has its width now
 
   // Print what is folded, too.
   var opened = [];

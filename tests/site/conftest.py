@@ -131,6 +131,7 @@ def new_context(browser: Browser, theme: str, width: int) -> BrowserContext:
         color_scheme="dark" if theme == "dark" else "light",
         viewport={"width": width, "height": 900},
         has_touch=width < 600,
+        reduced_motion="reduce",  # so that a widget starts when a test says so
     )
     context.set_default_timeout(60_000)  # on a busy machine too
     return context

@@ -97,6 +97,12 @@ def test_the_course_is_a_page(site: Path) -> None:
         assert f'href="{document}.html"' in text
 
 
+def test_the_course_fits_a_phone(visit: Visitor, server: str) -> None:
+    page = visit(width=375).open(f"{server}/course.html")
+    wide = page.locator("table.course").evaluate("one => one.getBoundingClientRect().right")
+    assert wide <= 375
+
+
 def test_a_gallery_shows_lessons(site: Path) -> None:
     """Each once; pages in depth are reached from theirs."""
     whole = article(site, "auto_tutorials/index").count('class="sphx-glr-thumbcontainer"')

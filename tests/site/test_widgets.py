@@ -79,6 +79,24 @@ def test_nothing_is_loaded_before_a_reader_is_near(visit: Visitor, server: str) 
     assert view.problems == []
 
 
+@pytest.mark.parametrize("page", ["index", "tour", PAGES["look"]])
+def test_where_a_reader_begins_a_widget_starts_by_itself(
+    visit: Visitor, server: str, page: str
+) -> None:
+    """When it is in sight, and the keyboard stays where it was; elsewhere it waits."""
+    view = visit()
+    view.page.emulate_media(reduced_motion="no-preference")
+    opened = view.open(f"{server}/{page}.html")
+    opened.locator(".live").first.scroll_into_view_if_needed()
+    if page in ("index", "tour"):
+        opened.wait_for_selector(".live textarea")
+        assert opened.evaluate("document.activeElement === document.body")
+    else:
+        assert opened.evaluate("typeof lm") == "undefined"
+        assert " MB)" in opened.locator(".live-start").first.inner_text()
+    assert view.problems == []
+
+
 def test_pages_without_a_widget_know_nothing_of_it(site: Path) -> None:
     lessons = {f"{TUTORIALS}/1_gpt2/{name}" for name in ("2_gpt2", "3_who_sees_whom", "5_sampling")}
     lessons |= {f"{TUTORIALS}/10_after_pretraining/{name}" for name in ("5_tools", "6_worlds")}
@@ -168,8 +186,8 @@ def next_journey(page: Page) -> None:
 
 def look_journey(page: Page) -> None:
     before = said(page, "look", r"by ([\d.]+) bits")[1]
-    page.locator("#live-look").get_by_role("button", name="layer 5, head 1").click()
-    said(page, "look", "Layer 5, head 1:")
+    page.locator("#live-look").get_by_role("button", name="block 5, head 1").click()
+    said(page, "look", "Block 5, head 1:")
     press(page, "look", "Silence this head")
     silenced = said(
         page, "look", r"by ([\d.]+) bits on average, and by ([\d.]+) when all heads speak"
@@ -180,7 +198,7 @@ def look_journey(page: Page) -> None:
     tokens = page.locator("#live-look button.live-looked")
     tokens.nth(3).focus()
     page.keyboard.press("Enter")
-    said(page, "look", "“·file” looks")
+    said(page, "look", "“␣file” looks")
     write_text(page, "look", "")
     expect(tokens).to_have_count(1)
 
@@ -272,7 +290,7 @@ def tour_journey(page: Page) -> None:
         if number in (3, 4):
             assert faults(page, "tour") == []
     expect(page.get_by_role("button", name="Next step")).to_have_attribute("aria-disabled", "true")
-    assert "“·exception”" in text_of(page, "tour")
+    assert "“␣exception”" in text_of(page, "tour")
     press(page, "tour", "Write it, and begin again")
     expect(page.locator("#live-tour textarea")).to_have_value(
         "If the file does not exist, an exception"
@@ -390,7 +408,7 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
 @pytest.mark.parametrize(
     ("widget", "state", "want"),
     [
-        ("look", "layer=99&head=-5&token=1e9&silent=9.9,x", "Layer 7, head 0: “·is” looks"),
+        ("look", "layer=99&head=-5&token=1e9&silent=9.9,x", "Block 7, head 0: “␣is” looks"),
         ("next", "temperature=1e-320&top_k=1e99&top_p=-1&seed=", "temperature (more: bolder)0"),
         ("next", "temperature=hot&top_k=2.4&text=what?&seed=1", "top-k (0: all)2"),
         ("tour", "stage=1000", "Step 20 of 20"),

@@ -12,6 +12,7 @@ from sphinx.locale import _
 from torch import Tensor
 
 from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.drawings.labels import printable
 from lm_from_scratch.instruments.plot import attention_maps
 from lm_from_scratch.instruments.record import record_attention
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -40,18 +41,13 @@ def logits(name: str, prompt: str) -> Tensor:
     return model(torch.tensor([tokenizer.start(prompt)]))[0]  # (T, V)
 
 
-def shown(token: str) -> str:
-    """A token as a label: blanks and line ends are visible."""
-    return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-
-
 def percent(label: str, share: float) -> Row:
     return label, share, f"{100 * share:.1f} %"
 
 
 def likeliest(name: str, prompt: str) -> Picture:
     best = logits(name, prompt)[-1].softmax(-1).topk(SHOWN)
-    pieces = map(shown, shipped(name)[1].pieces(best.indices.tolist()))
+    pieces = map(printable, shipped(name)[1].pieces(best.indices.tolist()))
     rows = [percent(*row) for row in zip(pieces, best.values.tolist(), strict=True)]
     return _("After “{prompt}” these tokens are the most likely:").format(prompt=prompt), rows
 
@@ -60,7 +56,7 @@ def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
     model, tokenizer = shipped(name)
     ids = tokenizer.start(prompt)
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head, -1].tolist()
-    labels = ["⊢", *map(shown, tokenizer.pieces(ids[1:]))]
+    labels = ["⊢", *map(printable, tokenizer.pieces(ids[1:]))]
     rows = [percent(*row) for row in zip(labels, weights, strict=True)]
     return _("From the last token of “{prompt}”, one head looks at:").format(prompt=prompt), rows
 
@@ -113,7 +109,7 @@ def surprise(name: str, prompt: str) -> Picture:
     ids = torch.tensor(tokenizer.start(prompt))
     log_p = logits(name, prompt)[:-1].log_softmax(-1) / torch.tensor(2.0).log()
     costs = (-log_p.gather(-1, ids[1:, None]))[:, 0].tolist()
-    labels = map(shown, tokenizer.pieces(ids[1:].tolist()))
+    labels = map(printable, tokenizer.pieces(ids[1:].tolist()))
     rows = [
         (label, cost / max(costs), f"{cost:.1f}") for label, cost in zip(labels, costs, strict=True)
     ]
@@ -133,10 +129,10 @@ def lens(name: str, prompt: str) -> list[Row]:
     for hook in hooks:
         hook.remove()
     rows = []
-    for number, x in enumerate(states, 1):
+    for number, x in enumerate(states):
         share, best = model.head(model.backbone.norm(x)).softmax(-1).max(-1)
         (piece,) = tokenizer.pieces([int(best)])
-        label = _("block {number}: ").format(number=number) + shown(piece)
+        label = _("block {number}: ").format(number=number) + printable(piece)
         rows.append(percent(label, share.item()))
     return rows
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from live import pictures
 
 MODEL, NEW = "qwen2-docs", 6
-LAYER, HEAD = 3, 3  # the head of step 3; the page says "the fourth block"
+LAYER, HEAD = 3, 3  # the head of step 3
 
 
 class Strip(NamedTuple):
@@ -30,8 +30,9 @@ def numbers() -> dict[str, Any]:
         "prompt": pictures.PROMPT, "count": len(ids), "last": pieces[-1].strip(), "id": ids[-1],
         "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}",
         "vocabulary": config.vocab_size, "width": config.n_embd, "heads": config.n_head,
-        "blocks": config.n_layer, "most": most[0].strip("·"), "most_share": f"{most[1]:.0%}",
-        "tokens": list(zip(map(pictures.shown, pieces), ids, strict=True)),
+        "blocks": config.n_layer, "layer": LAYER,
+        "most": most[0].strip("␣"), "most_share": f"{most[1]:.0%}",
+        "tokens": list(zip(map(pictures.printable, pieces), ids, strict=True)),
         "strips": strips(states),
         "look": look, "lens": pictures.lens(MODEL, pictures.PROMPT),
         "likeliest": pictures.picture("next", MODEL, pictures.PROMPT)[1],

@@ -1,7 +1,8 @@
 """A model that runs in the page: one line, ``.. live:: next``, puts a widget there.
 
 The widget is ``_static/live/widgets/next.js``. Options are what it begins with: ``:prompt:``, and
-``:model:``, one of those that ship with the package. A page with a widget loads a small script;
+``:model:``, one of those that ship with the package; with ``:starts:`` it begins by itself when it
+is in sight. A page with a widget loads a small script;
 engine and weights come when a reader is near. Without scripts, and in print, there is a picture
 (pictures.py).
 """
@@ -41,6 +42,8 @@ INVITATIONS = {
     ),
     "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
 }
+#: Those that compare two models.
+TWO = {"clock", "draft"}
 
 
 class live(nodes.General, nodes.Element):
@@ -52,6 +55,7 @@ class Live(SphinxDirective):
     option_spec: ClassVar[dict[str, Any]] = {
         "prompt": directives.unchanged_required,
         "model": directives.unchanged_required,
+        "starts": directives.flag,
     }
 
     def run(self) -> list[nodes.Node]:
@@ -64,6 +68,7 @@ class Live(SphinxDirective):
             ids=[f"live-{widget}" + (f"-{number}" if number else "")],
             prompt=self.options.get("prompt", PROMPT),
             model=self.options.get("model", "qwen2-docs"),
+            starts="starts" in self.options,
         )
         invitation = str(INVITATIONS[widget])
         node += nodes.paragraph(invitation, invitation, classes=["live-invitation"])
@@ -77,17 +82,27 @@ def picture(node: live) -> pictures.Picture:
 
 def visit(self: Any, node: live) -> None:
     data = {f"data-{name}": node[name] for name in ("widget", "model", "prompt")}
+    data |= {"data-starts": ""} if node["starts"] else {}
     label = {"aria-label": _("A model that runs in this page")}
     self.body.append(self.starttag(node, "section", CLASS="live", **data, **label))
 
 
 def depart(self: Any, node: live) -> None:
-    html = self.builder.templates.render("live.html", {"picture": picture(node)})
+    values = {"picture": picture(node), "size": megabytes(node["widget"], node["model"])}
+    html = self.builder.templates.render("live.html", values)
     self.body.append(f"{html}</section>\n")
 
 
 def skip(self: Any, node: live) -> None:
     raise nodes.SkipNode
+
+
+@cache
+def megabytes(widget: str, model: str) -> int:
+    """What a widget loads: its model, or the two that it compares, as text."""
+    folder = Path(pretrained.__file__).parent
+    names = ["gpt2-docs", "qwen2-docs"] if widget in TWO else [model]
+    return round(sum((folder / n / "model.safetensors").stat().st_size for n in names) * 4 / 3e6)
 
 
 @cache

@@ -39,11 +39,12 @@
     await Promise.all(wanted.map((model) => script(`models/${model}`)));
   }
 
-  async function start(place) {
+  /* A widget that starts by itself says nothing aloud, and leaves the keyboard where it is. */
+  async function start(place, asked = true) {
     const say = (text) => {
-      for (const status of place.querySelectorAll(".live-status, [role=status]")) status.textContent = text;
+      for (const status of place.querySelectorAll(asked ? ".live-status, [role=status]" : ".live-status")) status.textContent = text;
     };
-    say(t("Loading the model: 6 MB, once; 12 MB for two."));
+    say(t("Loading the model."));
     try {
       await load(place);
     } catch (error) {
@@ -56,12 +57,16 @@
     say("");
     lm.widgets[place.dataset.widget](place, lm.shipped(place.dataset.model));
     place.append(place.querySelector(".live-signs"));
+    if (!asked) return;
     place.tabIndex = -1; // the keyboard goes on from here
     place.focus({ preventScroll: true });
   }
 
   // another link with a state, in the same tab
   addEventListener("hashchange", () => /^#live-[^?]*\?/.test(location.hash) && location.reload());
+
+  // who asks for little motion, or for little data, starts a widget by its button
+  const sparing = matchMedia("(prefers-reduced-motion: reduce)").matches || navigator.connection?.saveData;
 
   document.addEventListener("DOMContentLoaded", () => {
     for (const place of document.querySelectorAll(".live")) {
@@ -75,6 +80,13 @@
       if (location.hash.startsWith(`#${place.id}?`)) {
         place.scrollIntoView();
         start(place);
+      } else if ("starts" in place.dataset && !sparing) {
+        const sight = new IntersectionObserver((seen) => {
+          if (!seen.some((one) => one.isIntersecting)) return;
+          sight.disconnect();
+          start(place, false);
+        });
+        sight.observe(place);
       }
     }
   });

@@ -77,7 +77,7 @@ lm.Controls = class {
   say(text) {
     this.place.querySelector(".live-status").textContent = text;
     clearTimeout(this.saying);
-    const spoken = text.replace(/·/g, " ").replace(/↵/g, lm.t(" line end ")).replace(/⊢/g, lm.t("start"));
+    const spoken = text.replace(/␣/g, " ").replace(/↵/g, lm.t(" line end ")).replace(/⊢/g, lm.t("start"));
     const status = this.place.querySelector("[role=status]");
     this.saying = setTimeout(() => (status.textContent = spoken), 500);
   }
@@ -189,7 +189,7 @@ lm.replace = function (parent, ...children) {
 lm.shown = function (tokenizer, id) {
   if (tokenizer.special.has(id)) return "⊢";
   const text = tokenizer.decode([id]);
-  return text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "·");
+  return text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣");
 };
 
 lm.percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
@@ -233,11 +233,11 @@ lm.pause = () =>
     port2.postMessage(null);
   });
 
-/* Numbers as cells in a row: the stronger the colour, the larger; orange is above 0, blue below. */
-lm.strip = function (numbers) {
-  const largest = Math.max(...numbers.map(Math.abs));
+/* Numbers as cells in a row: the stronger the colour, the larger, up to `most`; orange is above 0,
+ * blue below. The root keeps small ones in sight. */
+lm.strip = function (numbers, most = Math.max(...numbers.map(Math.abs))) {
   const cells = [...numbers].map((number) =>
-    lm.element("span", { class: number < 0 ? "live-below" : "live-above", style: `--p: ${Math.abs(number) / largest}` }));
+    lm.element("span", { class: number < 0 ? "live-below" : "live-above", style: `--p: ${Math.sqrt(Math.abs(number) / most)}` }));
   return lm.element("figure", { class: "live-figure" },
     lm.element("div", { class: "live-strip", role: "img", "aria-label": lm.t("{count} numbers as colours", { count: numbers.length }) }, ...cells),
     lm.element("figcaption", {},

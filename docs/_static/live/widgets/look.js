@@ -13,11 +13,11 @@ lm.widgets.look = function (place, { model, tokenizer }) {
   const maps = lm.element("div", { class: "live-heads", role: "group", "aria-label": lm.t("All heads") });
   const tokens = lm.element("ol", { class: "live-tokens" });
   const silence = lm.button(lm.t("Silence this head"), toggle);
-  lm.withArrows(maps, n_head, 1); // a column is a layer
+  lm.withArrows(maps, n_head, 1); // a column is a block
   lm.withArrows(tokens, 1, 1);
   place.append(controls.field(lm.t("A text"), { token: -1 }), tokens, place.querySelector(".live-status"),
     lm.element("div", { class: "live-buttons" }, silence),
-    lm.element("p", {}, lm.t("Each square is a head, each column of squares a layer. Inside a square a row is a token, and coloured cells show where it looks.")), maps);
+    lm.element("p", {}, lm.t("Each square is a head, each column of squares a block of the model. Inside a square a row is a token, and coloured cells show where it looks.")), maps);
 
   /* The weights of every layer and head, and the mean surprise, of a text. */
   function run(ids, silent) {
@@ -57,7 +57,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
     silence.textContent = isSilent ? lm.t("Let it speak again") : lm.t("Silence this head");
     const most = lm.argmax(row);
     controls.say(
-      lm.t("Layer {layer}, head {head}{silent}: “{from}” looks mostly at “{to}” ({share}).", {
+      lm.t("Block {layer}, head {head}{silent}: “{from}” looks mostly at “{to}” ({share}).", {
         layer: controls.layer, head: controls.head, silent: isSilent ? lm.t(", silent") : "",
         from: lm.shown(tokenizer, ids[from]), to: lm.shown(tokenizer, ids[most]), share: lm.percent(row[most], 0),
       }) + surprise());
@@ -94,7 +94,7 @@ lm.widgets.look = function (place, { model, tokenizer }) {
       const off = silent().includes(`${layer}.${head}`);
       return lm.element("button", {
         type: "button", class: off ? "live-off" : undefined, "data-name": `${layer}.${head}`,
-        "aria-label": lm.t("layer {layer}, head {head}", { layer, head }) + (off ? lm.t(", silent") : ""),
+        "aria-label": lm.t("block {layer}, head {head}", { layer, head }) + (off ? lm.t(", silent") : ""),
         onclick: () => controls.change({ layer, head }),
       }, map);
     }));

@@ -51,6 +51,12 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     ];
   }
 
+  /* Both in the same colours. */
+  function beforeAndAfter(before, after) {
+    const most = Math.max(...before.map(Math.abs), ...after.map(Math.abs));
+    return [p(lm.t("The vector before, and after:")), lm.strip(before, most), lm.strip(after, most)];
+  }
+
   function attention(layer) {
     const { ids } = seen;
     const most = seen.heads[layer].map((weights) => lm.argmax(weights));
@@ -63,15 +69,14 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
         return lm.element("li", { class: "live-looked", style: `--p: ${weight}` },
           lm.shown(tokenizer, id), lm.element("small", {}, weight < 0.005 ? "" : lm.percent(weight, 0)));
       })),
-      p(lm.t("The vector afterwards:")),
-      lm.strip(seen.attended[layer]),
+      ...beforeAndAfter(layer ? seen.behind[layer - 1] : seen.embedded, seen.attended[layer]),
     ];
   }
 
   function mlp(layer) {
     return [
-      p(lm.t("The MLP works on this one vector alone, and adds to it. Afterwards:")),
-      lm.strip(seen.behind[layer]),
+      p(lm.t("The MLP works on this one vector alone, and adds to it.")),
+      ...beforeAndAfter(seen.attended[layer], seen.behind[layer]),
       p(layer < n_layer - 1 ? lm.t("If the model stopped here, it would say:") : lm.t("This was the last block. The model says:")),
       lens(seen.behind[layer], 3),
     ];
@@ -103,8 +108,8 @@ lm.widgets.tour = function (place, { model, tokenizer }) {
     [lm.t("Text becomes tokens"), words],
     [lm.t("A token becomes a vector"), vector],
     ...Array.from({ length: n_layer }, (_, layer) => [
-      [lm.t("Block {block} of {blocks}: attention", { block: layer + 1, blocks: n_layer }), () => attention(layer)],
-      [lm.t("Block {block} of {blocks}: MLP", { block: layer + 1, blocks: n_layer }), () => mlp(layer)],
+      [lm.t("Block {block}: attention", { block: layer }), () => attention(layer)],
+      [lm.t("Block {block}: MLP", { block: layer }), () => mlp(layer)],
     ]).flat(),
     [lm.t("The vector becomes probabilities"), scores],
     [lm.t("The next token"), next],
