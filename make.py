@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -233,21 +234,30 @@ def docs() -> None:
     python()
     remove(*GENERATED)
     jobs = value("GALLERY_JOBS", "0")
+    say("The pages run, then the site is written")
     sphinx(
-        *("-W", "--keep-going", "-j", jobs if jobs != "0" else "1", "-b", "html"),
+        *("-q", "-W", "--keep-going", "-j", jobs if jobs != "0" else "1", "-b", "html"),
         *("-d", DOCTREES, "docs", SITE),
     )
-    for language in languages()[1:]:  # the same results, other texts
-        say(f"The edition {language}")
-        sphinx(
-            *("-W", "--keep-going", "-b", "html", "-d", f"{DOCTREES}-{language}"),
-            *("docs", f"{SITE}/{language}"),
-            SITE_LANGUAGE=language,
-        )
-    say("The lessons as EPUB")
-    for language in languages():
-        shutil.copy(epub(language), ROOT / SITE / ("" if language == "en" else language))
+    say("Its other languages, and the lessons as EPUB")
+    first, *others = languages()
+    with ThreadPoolExecutor() as pool:  # the same results, other texts
+        started = [pool.submit(edition, language) for language in others]
+        shutil.copy(pool.submit(epub, first).result(), ROOT / SITE)
+        for one in started:
+            one.result()
+    for language in others:
+        shutil.copy(epub(language), ROOT / SITE / language)
     say(f"The site is in {SITE}. Open {SITE}/index.html, or run: python make.py serve")
+
+
+def edition(language: str) -> None:
+    """The site in another language."""
+    sphinx(
+        *("-q", "-W", "--keep-going", "-b", "html", "-d", f"{DOCTREES}-{language}"),
+        *("docs", f"{SITE}/{language}"),
+        SITE_LANGUAGE=language,
+    )
 
 
 def preview() -> None:
@@ -257,7 +267,7 @@ def preview() -> None:
 
 
 def books() -> None:
-    """the lessons as EPUB and PDF, with the results of the site; only changed tutorials run"""
+    """the lessons as EPUB and PDF, with the results of the site"""
     built()
     remove(BOOKS)
     has_tex = all(map(shutil.which, TEX))

@@ -75,7 +75,7 @@ def settings() -> dict[str, Any]:
     chinese = translation.LANGUAGE.startswith("zh")
     return {
         "extensions": [
-            *("sphinx.ext.intersphinx", "sphinx_gallery.gen_gallery"),
+            *("sphinx.ext.intersphinx", "sphinx_gallery.gen_gallery", "gallery.running"),
             *("editions.translation", "gallery.navigation", "gallery.lessons", "live.widgets"),
             *("lookup.terms", "books.book"),
         ],

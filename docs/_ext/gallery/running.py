@@ -3,6 +3,7 @@
 A parallel build runs all pages in one pool. The gallery fills its pool chapter by chapter, and at
 the end of each a core waits for the longest page. But it takes a page that has run, and has not
 changed, as it is: so all pages run here first. One that fails is reported, and runs again there.
+Editions and books that are built after the site take its results: the gallery has nothing to do.
 """
 
 import gc
@@ -10,22 +11,25 @@ import os
 import random
 import sys
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sphinx.util import logging
 from sphinx_gallery._doctree_links import CodeLinksTransform
 from sphinx_gallery.gen_rst import generate_file_rst
+from tqdm import tqdm
 
 from gallery import pages
 
+EXAMPLES = ["../tutorials"]
 FILTERS = list(warnings.filters)  # those of the build, restored after each script
 logger = logging.getLogger(__name__)
 
 
 def sphinx_gallery_conf() -> dict[str, Any]:
     return {
-        "examples_dirs": ["../tutorials"],
+        "examples_dirs": EXAMPLES,
         "gallery_dirs": ["auto_tutorials"],
         "subsection_order": [f"../tutorials/{chapter.name}" for chapter in pages.chapters()],
         "within_subsection_order": "FileNameSortKey",
@@ -94,6 +98,9 @@ def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> N
 
 def run(app: Any) -> None:
     conf = app.config.sphinx_gallery_conf
+    if app.tags.has("book") or not app.tags.has("first_edition"):
+        conf["examples_dirs"] = []
+        return
     if not (conf["parallel"] and conf["plot_gallery"]):
         return
     from joblib import Parallel, delayed
@@ -102,20 +109,34 @@ def run(app: Any) -> None:
     targets = [Path(app.srcdir, "auto_tutorials", script.parent.name) for script in scripts]
     for target in targets:
         (target / "images" / "thumb").mkdir(parents=True, exist_ok=True)
-    results = Parallel(n_jobs=conf["parallel"], batch_size=1)(
-        delayed(generate_file_rst)(script.name, target, script.parent, conf)
-        for script, target in zip(scripts, targets, strict=True)
+    results = Parallel(n_jobs=conf["parallel"], batch_size=1, return_as="generator_unordered")(
+        delayed(page)(script, target, conf) for script, target in zip(scripts, targets, strict=True)
     )
-    for script, (*_, out) in zip(scripts, results, strict=True):
+    for script, out in shown(results, len(scripts)):
         if "formatted_exception" in out:
             logger.warning("%s failed:\n%s", script, out["formatted_exception"])
         elif "passing" in out:
             conf["passing_examples"].append(str(script))
 
 
+def page(script: Path, target: Path, conf: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    return script, generate_file_rst(script.name, target, script.parent, conf)[-1]
+
+
+def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
+    """The pages as they are done: a bar in a terminal, elsewhere a line for every ten."""
+    bar = tqdm(results, total=count, unit="page", disable=not sys.stdout.isatty(), file=sys.stdout)
+    for number, (script, out) in enumerate(bar, 1):
+        bar.set_postfix_str(f"{script.parent.name}/{script.stem}")
+        if bar.disable and (number % 10 == 0 or number == count):
+            print(f"{number} of {count} pages have run", flush=True)
+        yield script, out
+
+
 def ran_here(app: Any) -> None:
     """What has run in this build is not what an earlier one left."""
     conf = app.config.sphinx_gallery_conf
+    conf["examples_dirs"] = EXAMPLES
     if conf["passing_examples"]:
         docs = Path(app.srcdir, "auto_tutorials")
         passed = {
