@@ -145,7 +145,7 @@ assert dense.nbytes == 3 * before
 # %%
 # Attention, however, needs the keys of a row in one tensor. The package's ``PagedCache`` gathers them for every pass: a
 # copy of all that the rows hold, and for eight rows of 160 tokens more bytes than all the weights have. A kernel follows
-# the table instead, and copies nothing: `keys in pages <../gpu/11b_keys_in_pages.ipynb>`_ has one.
+# the table instead, and copies nothing: `decoding in depth <../gpu/11a_decoding_in_depth.ipynb>`_ has one.
 
 gathered = 2 * 8 * 160 * config.n_layer * config.n_embd
 assert gathered > sum(p.numel() for p in model.parameters())
