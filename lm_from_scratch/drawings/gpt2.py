@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid, slides
+from lm_from_scratch.drawings.canvas import WIDTH, Canvas, Drawing, Grid
 from lm_from_scratch.drawings.colours import BLUE, COLOURS, GREEN, INK, ORANGE, PURPLE, tint
-from lm_from_scratch.drawings.labels import minus, printable, span, token_boxes
+from lm_from_scratch.drawings.labels import printable, span, token_boxes
 
 #: What a reader should look at in a text.
 MARKED = f"background: {tint(ORANGE, 0.3)}; border-bottom: 2px solid {ORANGE}"
@@ -149,55 +149,6 @@ def lines(
     for s, word in enumerate(keys):
         canvas.text(right, row * (s + 1.5), printable(word), 13, "start")
     return canvas.drawing()
-
-
-def one_look(
-    pieces: Sequence[str], query: Sequence[float], keys: Sequence[Sequence[float]],
-    values: Sequence[Sequence[float]], scores: Sequence[float], weights: Sequence[float],
-) -> Drawing:  # fmt: skip
-    """How the last token looks back, in three steps: its ``query`` meets the ``keys`` of all
-    tokens, softmax makes weights of the ``scores``, and the ``values`` are mixed by ``weights``.
-    Vectors are rows of cells: orange is positive, blue negative."""
-    row, left, strip, right = 24, 96, 132, 240
-    largest = max(abs(x) for vector in (query, *keys, *values) for x in vector)
-    best = max(range(len(pieces)), key=weights.__getitem__)
-    mixed = [sum(w * v[d] for w, v in zip(weights, values)) for d in range(len(values[0]))]
-    steps = {
-        "1. compare": f"the score of {pieces[best]!r} is the largest: {scores[best]:.1f}",
-        "2. softmax": f"{pieces[best]!r} gets {weights[best]:.0%} of the weight",
-        "3. mix": f"the mean of the values is mostly that of {pieces[best]!r}",
-    }
-
-    def vector(canvas: Canvas, y: float, numbers: Sequence[float], share: float) -> None:
-        wide = strip / len(numbers)
-        for i, x in enumerate(numbers):
-            look = ORANGE if x > 0 else BLUE, share * min(1, 1.6 * abs(x) / largest)
-            canvas.box(left + wide * i, y - 8, wide, 16, *look, "none", 0)
-        canvas.box(left, y - 8, strip, 16, radius=1)
-
-    frames = []
-    for step, says in enumerate(steps.values()):
-        canvas = Canvas(WIDTH, row * len(pieces) + 62, f"{pieces[-1]!r} looks back: {says}")
-        if step == 1:
-            canvas.note(left, 12, "e to the power of each score,")
-            canvas.note(left, 26, "divided by the sum of all")
-        else:
-            canvas.text(left - 8, 12, printable(pieces[-1]), 13, "end", bold=True)
-            vector(canvas, 12, mixed if step else query, 1)
-            canvas.note(right, 12, "what it receives" if step else "its query")
-        canvas.note(left, 50, "values" if step == 2 else "keys")
-        canvas.note(WIDTH - 3, 50, "weights" if step else "scores", "end")
-        for s, piece in enumerate(pieces):
-            y, chosen = row * (s + 0.5) + 60, s == best
-            share = weights[s] / weights[best] if step else max(scores[s] / max(scores), 0)
-            canvas.text(left - 8, y, printable(piece), 13 if len(piece) < 11 else 10, "end")
-            vector(canvas, y, values[s] if step == 2 else keys[s], share if step == 2 else 1)
-            if share > 0.01:
-                canvas.box(right, y - 8, 50 * share, 16, GREEN, 0.55, GREEN, radius=2)
-            text = f"{weights[s]:.0%}" if step else minus(f"{scores[s]:.1f}")
-            canvas.text(WIDTH - 3, y, text, 12, "end", bold=chosen)
-        frames.append(canvas.drawing())
-    return slides("Step", frames, list(steps))
 
 
 def head_cells(titles: Sequence[str], owners: Sequence[Sequence[Sequence[int]]]) -> Drawing:

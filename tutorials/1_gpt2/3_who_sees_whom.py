@@ -82,12 +82,16 @@ y = weights @ v  # (D,)
 
 torch.testing.assert_close(weights, maps[5][0, 0, -1])
 assert 0.6 < weights[pieces.index(" file")] < 0.66
+
+from lm_from_scratch.drawings.attention import query_steps
+
 vectors = q[-1].tolist(), k.tolist(), v.tolist()
-drawings.one_look(pieces, *vectors, scores.tolist(), weights.tolist())
+query_steps(pieces, *vectors, compared=3)
 
 # %%
-# Go through the steps. Each strip is one vector of 32 numbers: orange is positive, blue negative. Only the key of ``␣file``
-# fits, so nearly two thirds of what ``␣an`` receives come from ``␣file``. As a formula, the weight of the token at place s is
+# Go through the steps. Each row of bars is one vector of 32 numbers: up is positive, down is negative. Only the key of
+# ``␣file`` fits, so nearly two thirds of what ``␣an`` receives come from ``␣file``. As a formula, the weight of the token
+# at place s is
 #
 # .. math::
 #

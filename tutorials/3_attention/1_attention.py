@@ -3,7 +3,8 @@ Attention, one query at a time
 ==============================
 
 *If the file does not exist, an …* What does the token ``␣an`` take from the words before it? Here is one head of a
-trained GPT-2. The first step shows the query of ``␣an`` and nine keys, the last step what ``␣an`` receives.
+trained GPT-2, which you may know from `who sees whom <../1_gpt2/3_who_sees_whom.ipynb>`_. The first step shows the
+query of ``␣an`` and nine keys, the last step what ``␣an`` receives.
 """
 
 # sphinx_gallery_thumbnail_number = 1

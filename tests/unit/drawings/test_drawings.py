@@ -90,7 +90,6 @@ EXAMPLES: list[tuple[Callable[..., Drawing], tuple[Any, ...]]] = [
     (gpt2.gpt2_blocks, (6, {part: f"#{part}" for part in PARTS})),
     (gpt2.lines, (WORDS[:2], WORDS[:2], [[1.0, 0.0], [0.3, 0.7]])),
     (gpt2.lines, (["a", " b"], ["a", " b"], [[1.0, 0.0], [0.3, 0.7]], 1)),
-    (gpt2.one_look, (WORDS[:2], ROW[:2], [ROW[:2]] * 2, [ROW[2:4]] * 2, [0.5, -1.0], [0.8, 0.2])),
     (gpt2.head_cells, (["right", "wrong"], [[[0, 0, 1, 1]] * 3, [[0, 1, 0, 1]] * 3])),
     (gpt2.bars, (["<a>", " b"], [0.75, 0.25], [1])),
     (qwen2.clock_hands, ((3, 5), (13, 15))),
