@@ -26,7 +26,7 @@
   });
 
   function scrollable() {
-    document.querySelectorAll("div.math, .highlight pre, .figure, .diagram, .pst-scrollable-table-container").forEach(function (box) {
+    document.querySelectorAll("div.math, mjx-container[display], .highlight pre, .figure, .diagram, .pst-scrollable-table-container").forEach(function (box) {
       var wide = box.scrollWidth > box.clientWidth + 1;
       if (wide || box.scrollHeight > box.clientHeight + 1) box.tabIndex = 0;
       if (wide && !box.dataset.scrolls) box.addEventListener("scroll", function () { cue(box); }, { passive: true });

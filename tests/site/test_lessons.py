@@ -98,7 +98,7 @@ SMALLEST = """() => Math.min(...[...document.querySelectorAll(
     return parseFloat(getComputedStyle(text).fontSize) * scale;
   }), 99)"""
 WIDER = """() => [...document.querySelectorAll(
-  'article :is(.figure, .diagram, div.math, pre, .pst-scrollable-table-container)')]
+  'article :is(.figure, .diagram, mjx-container[display], pre, .pst-scrollable-table-container)')]
   .filter(one => one.scrollWidth > one.clientWidth + 1)
   .filter(one => one.tabIndex || getComputedStyle(one).maskImage === 'none').length"""
 
