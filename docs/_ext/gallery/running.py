@@ -22,15 +22,14 @@ from tqdm import tqdm
 
 from gallery import pages
 
-EXAMPLES = ["../tutorials"]
+FOLDERS = {"examples_dirs": ["../tutorials"], "gallery_dirs": ["auto_tutorials"]}
 FILTERS = list(warnings.filters)  # those of the build, restored after each script
 logger = logging.getLogger(__name__)
 
 
 def sphinx_gallery_conf() -> dict[str, Any]:
     return {
-        "examples_dirs": EXAMPLES,
-        "gallery_dirs": ["auto_tutorials"],
+        **FOLDERS,
         "subsection_order": [f"../tutorials/{chapter.name}" for chapter in pages.chapters()],
         "within_subsection_order": "FileNameSortKey",
         # A script runs, and has a page, when its name starts with its number in the chapter.
@@ -99,7 +98,7 @@ def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> N
 def run(app: Any) -> None:
     conf = app.config.sphinx_gallery_conf
     if app.tags.has("book") or not app.tags.has("first_edition"):
-        conf["examples_dirs"] = []
+        conf.update({key: [] for key in FOLDERS})
         return
     if not (conf["parallel"] and conf["plot_gallery"]):
         return
@@ -136,7 +135,7 @@ def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
 def ran_here(app: Any) -> None:
     """What has run in this build is not what an earlier one left."""
     conf = app.config.sphinx_gallery_conf
-    conf["examples_dirs"] = EXAMPLES
+    conf.update(FOLDERS)
     if conf["passing_examples"]:
         docs = Path(app.srcdir, "auto_tutorials")
         passed = {
