@@ -3,11 +3,11 @@ Masks from positions
 ====================
 
 Which tokens may a token look at? Not the later ones. But a batch also has padding, some blocks see only a window of the
-last few tokens, and documents may share a row. Programs often build a separate mask for each case, out of triangles and
-slices. When one of these masks is wrong, there is no error message: the model still writes, only something else.
+last few tokens, and documents may share a row. One sentence covers all cases: **a key is visible if it is real, not
+after the query, within the window, and in the same document.** (Real means that it is not padding.)
 
-One sentence covers all cases. **A key is visible if it is real, not after the query, within the window, and in the same
-document.** Real means that it is not padding. We begin with "not after the query", for a sentence of nine tokens.
+Here is "not after the query", for a sentence of nine tokens. A row is a query, the token that looks. A column is a key,
+a token that is looked at. Blue is visible.
 """
 
 # sphinx_gallery_thumbnail_number = 4
@@ -38,14 +38,13 @@ def draw(mask, queries, keys, title):
     plt.show()
 
 
+draw(causal, words, words, "not after the query")
 assert torch.equal(causal, torch.ones(9, 9).tril().bool())
 
 # %%
-# A row is a query, the token that looks. A column is a key, a token that is looked at. Blue is visible.
-
-draw(causal, words, words, "not after the query")
-
-# %%
+# Programs often build a separate mask for each case, out of triangles and slices. When one of these masks is wrong, there
+# is no error message: the model still writes, only something else.
+#
 # Positions, not columns
 # ----------------------
 #
