@@ -36,7 +36,7 @@ def sphinx_gallery_conf() -> dict[str, Any]:
         "filename_pattern": r"[/\\][0-9][^/\\]*[/\\][0-9][^/\\]*\.py$",
         "ignore_pattern": r"(^|[/\\])[^0-9/\\][^/\\]*\.py$",
         "junit": "../gallery_junit.xml",
-        # Processes that run pages; with more than one see `run`.
+        # Processes that run pages; with more than one see `start`.
         "parallel": int(os.environ.get("GALLERY_JOBS") or 0) or False,
         "reset_modules": ("matplotlib", "gallery.running.reset_state"),
         "reset_modules_order": "both",
@@ -95,7 +95,8 @@ def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> N
         warnings.filters[:] = FILTERS
 
 
-def run(app: Any) -> None:
+def start(app: Any) -> None:
+    """The workers begin while this process computes what the site is generated from."""
     conf = app.config.sphinx_gallery_conf
     if app.tags.has("book") or not app.tags.has("first_edition"):
         conf.update({key: [] for key in FOLDERS})
@@ -108,10 +109,15 @@ def run(app: Any) -> None:
     targets = [Path(app.srcdir, "auto_tutorials", script.parent.name) for script in scripts]
     for target in targets:
         (target / "images" / "thumb").mkdir(parents=True, exist_ok=True)
-    results = Parallel(n_jobs=conf["parallel"], batch_size=1, return_as="generator_unordered")(
-        delayed(page)(script, target, conf) for script, target in zip(scripts, targets, strict=True)
-    )
-    for script, out in shown(results, len(scripts)):
+    app.running_pages = Parallel(
+        n_jobs=conf["parallel"], batch_size=1, return_as="generator_unordered"
+    )(delayed(page)(script, target, conf) for script, target in zip(scripts, targets, strict=True))
+
+
+def finish(app: Any) -> None:
+    conf = app.config.sphinx_gallery_conf
+    results = getattr(app, "running_pages", None)
+    for script, out in shown(results, len(pages.scripts())) if results else ():
         if "formatted_exception" in out:
             logger.warning("%s failed:\n%s", script, out["formatted_exception"])
         elif "passing" in out:
@@ -150,6 +156,7 @@ def setup(app: Any) -> dict[str, bool]:
     # The gallery cuts code into a node for each word, to link them. It does so last: every other
     # step of a page walks over all nodes, and terms of the glossary are linked at 700.
     CodeLinksTransform.default_priority = 800
-    app.connect("builder-inited", run, priority=400)  # the gallery comes at 500
+    app.connect("builder-inited", start, priority=50)
+    app.connect("builder-inited", finish, priority=400)  # the gallery comes at 500
     app.connect("builder-inited", ran_here, priority=600)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
