@@ -44,7 +44,7 @@ class Machine:
     * ``cut``: logits (B, V) -> logits (B, V) without their tail
     * ``place``: attention mask (B, T) -> positions (B, T), and the next ones (B,)
     * ``choose``: (scores, log-probabilities, stop) -> a step of beam search, as in its exercise
-    * ``accept``: (p, q, draft, u) -> how many drafts stand, and the next token, as in its exercise
+    * ``accept``: (p, q, draft, u) -> how many drafts are kept, and the next token: see its exercise
     * ``spell``: a text -> the tokens to learn from
     * ``loss``: (logits (B, T, V), targets (B, T)) -> a number
     * ``update``: (parameter, state, step, lr): one step of the optimizer, with what it keeps

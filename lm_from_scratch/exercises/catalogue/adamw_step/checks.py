@@ -168,7 +168,7 @@ CASES = (
 
 EXERCISE = Exercise(
     name="adamw_step", function="adamw_step", page="7_optimizers/1_adamw", minutes=20, difficulty=1,
-    outcome="Write a step of AdamW so that correction, eps and decay stand where they belong.",
+    outcome="Write a step of AdamW so that correction, eps and decay are where they belong.",
     reference=adamw, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Follow the text in its order: two running means, two corrections, one direction, one "

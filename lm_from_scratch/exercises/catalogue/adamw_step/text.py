@@ -24,7 +24,7 @@
 #   is 1e-2.
 # - The result is three tensors: the new parameter, then $m_t$ and $v_t$ as the next step needs
 #   them, all in the dtype of `param`. In float64 nothing is rounded to float32.
-# - $\epsilon$ stands where the formula has it, and a gradient may be as small as $\epsilon$.
+# - $\epsilon$ is where the formula has it, and a gradient may be as small as $\epsilon$.
 # - The four tensors stay as they are: the caller replaces the old ones.
 
 # %%

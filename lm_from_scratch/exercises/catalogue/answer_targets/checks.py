@@ -201,7 +201,7 @@ EXERCISE = Exercise(
     reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Take the table of the text: its answer is at places 7 and 8, the end at 9. At which "
-        "places do these three tokens stand as targets?",
+        "places are these three tokens targets?",
         "The token at place t is the target at place t - 1. So a span fills the places from "
         "`start - 1` to `end - 1`, which is one more than its answer has words.",
         "Cut the chat first; then a slice of it ends by itself where nothing is left. What is "

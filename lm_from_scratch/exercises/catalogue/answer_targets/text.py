@@ -43,7 +43,7 @@ def answer_targets(
     for row, chat, answers in zip(targets, chats, spans):
         ids = torch.tensor(chat[:length])
         for start, end in answers:
-            first = max(start, 1)  # nothing stands before the first token
+            first = max(start, 1)  # nothing is before the first token
             said = ids[first : end + 1]
             row[first - 1 : first - 1 + len(said)] = said
     return targets

@@ -165,7 +165,7 @@ EXERCISE = Exercise(
         "the first query.",
         "The rows are the last T of the triangle: `triu(S - T + 1)` marks what is hidden. "
         "`repeat_interleave` along the head axis gives each key head to its whole group.",
-        "Three places decide: the dtype of the product of q and k, what stands at a hidden "
+        "Three places decide: the dtype of the product of q and k, what is at a hidden "
         "score so that its weight is 0 and not just small, and the dtype in which the weights "
         "meet the values.",
     ),

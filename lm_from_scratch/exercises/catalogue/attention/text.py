@@ -13,7 +13,7 @@
 #   differ from `D`. The result has shape `(B, H, T, Dv)` and the dtype of `q`. T may be 1.
 # - Query t is token S - T + t. It sees its own key and all keys before it, and nothing of the
 #   future.
-# - H is a multiple of Hkv. Query heads that share a key head stand side by side: with H = 6 and
+# - H is a multiple of Hkv. Query heads that share a key head are side by side: with H = 6 and
 #   Hkv = 2, heads 0, 1, 2 read key head 0, and heads 3, 4, 5 read key head 1.
 # - Scores may have any size: hundreds above zero, or 20000 below it for keys that are *visible*.
 # - In float16 and bfloat16 the scores and the softmax are computed in float32. In float64 nothing

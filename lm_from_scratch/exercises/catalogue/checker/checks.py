@@ -217,7 +217,7 @@ def by_eval(pattern: str) -> dict[str, str]:
 
 
 def signs(question: str, answer: str) -> bool:
-    """A sign may stand before a number or a bracket."""
+    """A sign may be before a number or a bracket."""
     kept = re.sub(r"(?<![0-9)])\+", "", answer)
     return reference(question, kept) or reference(question, re.sub(r"--", "+", kept))
 
@@ -244,7 +244,7 @@ WRONG = [
      USED),
     ("as many numbers as are given, whichever",
      {SORTED: "if len(numbers) != len(given.split()):"}, USED),
-    ("the numbers must stand in the order of the question",
+    ("the numbers must be in the order of the question",
      {SORTED: "if numbers != given.split():"}, PLAIN),
     ("digits are compared, not numbers",
      {SORTED: 'if sorted("".join(numbers)) != sorted(given.replace(" ", "")):'}, GLUED),
@@ -275,7 +275,7 @@ WRONG = [
     ("eval reads the rest: signs and spaces are let in",
      by_eval(r"(?!.*\*\*)[-+*()0-9 ]{1,200}"), WRITTEN),
     ("eval reads ** as well", by_eval("[-+*()0-9]{1,200}"), OTHER),
-    ("a sign may stand before a number", signs, WRITTEN),
+    ("a sign may be before a number", signs, WRITTEN),
     ("leading zeros are let in",
      first("re.sub('(?<![0-9])0+(?=[0-9])', '', answer[:201].ljust(len(answer), '!'))"), "zeros"),
     ("digits of any alphabet are let in",

@@ -3,7 +3,7 @@
 #
 # GaLore keeps Adam's two moments in a few directions of the gradient. It takes the $r$ leading
 # singular vectors of one gradient $G$ of shape $(m, n)$ as the columns of a basis, and uses them
-# for many gradients after it. The basis stands on one side, $Q$ on the right or $P$ on the left:
+# for many gradients after it. The basis is on one side, $Q$ on the right or $P$ on the left:
 #
 # $$R = G Q, \quad \tilde G = R Q^\top \quad \text{(right)} \qquad
 # R = P^\top G, \quad \tilde G = P R \quad \text{(left)}$$

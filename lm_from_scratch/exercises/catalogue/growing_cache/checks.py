@@ -361,7 +361,7 @@ WRONG = [
      {RETURN: "self.held[layer] = [keys, values]\n        return new[0], new[1]"}, KEYS),
     ("only the last piece is kept",
      {RETURN: "self.held[layer] = [x.clone() for x in new]\n        return keys, values"}, KEYS),
-    ("new pairs stand before the old ones",
+    ("new pairs are before the old ones",
      {"[old[:, :, :held], x]": "[x, old[:, :, :held]]"}, KEYS),
     ("put together along the heads, not the tokens",
      {"torch.cat([old[:, :, :held], x], 2)":

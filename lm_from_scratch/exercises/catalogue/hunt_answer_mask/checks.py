@@ -1,4 +1,4 @@
-"""Bug hunt: the end of a turn is taken for padding, and a mask stands where the inputs stand."""
+"""Bug hunt: the end of a turn is taken for padding, and a mask is where the inputs are."""
 
 from typing import Any
 
@@ -119,7 +119,7 @@ WRONG = [
      "chats)"}, FIRST),
     ("the mask is shifted now, and the end of a turn is still taken for padding",
      after("targets = targets.masked_fill(targets == PAD, IGNORE)"), STOP),
-    ("the end counts now, and the mask still stands one place late",
+    ("the end counts now, and the mask is still one place late",
      {PUT: "row[place] = chat[place + 1] if place + 1 < len(chat) else IGNORE"}, FIRST),
     ("padding is let in as well, so that the end counts",
      after("places = torch.arange(T)\n    for row, chat in zip(targets, chats):\n        "
@@ -145,7 +145,7 @@ WRONG = [
      "if chat[place] == START:\n                inside = False": "pass"}, ONE),
     ("every end of a turn is a target, the user's too",
      {"if inside:": "if inside or chat[place] == END:"}, STOP),
-    ("the number of the role is taken for the role, wherever it stands",
+    ("the number of the role is taken for the role, wherever it is",
      {IS_ROLE: "if chat[place] == ASSISTANT:"}, TEXT),
     ("the number of the role ends the words of the assistant",
      {"if inside:": "if inside and chat[place] != ASSISTANT:"}, TEXT),
@@ -195,9 +195,9 @@ CASES = (
     Case(EMPTY, lambda g: call([chat(g, "ueua"), chat(g, "ue"), chat(g, "uae")]),
          "an answer without words ends as well", use=targets_only,
          teaching="a target that is nothing but the end"),
-    Case(CUT, cut, "what was cut off is no target, and neither is the padding that stands there",
+    Case(CUT, cut, "what was cut off is no target, and neither is the padding that is there",
          use=targets_only, points=2),
-    Case(TEXT, in_a_text, "a role stands after START, and nowhere else", use=targets_only),
+    Case(TEXT, in_a_text, "a role is after START, and nowhere else", use=targets_only),
     Case(TWO, lambda g: call([[START, ASSISTANT], [START, ASSISTANT, END], [START, USER]]),
          "a chat may have nothing but a role, and nothing but an end after it", use=targets_only),
 )  # fmt: skip
@@ -212,7 +212,7 @@ EXERCISE = Exercise(
         "Print `input_ids` and `targets` of one short chat below each other. Which token of the "
         "answer is no target anywhere? Which place has a target and should have none?",
         "One line compares with a number that means two things. Another combines a mask of tokens "
-        "with a row of targets: do both stand at the same places?",
+        "with a row of targets: are both at the same places?",
         "The token at a place is the target one place before it, so the mask of the tokens has to "
         "move with them. Padding needs no line at all if targets are only written within the "
         "length of the chat.",

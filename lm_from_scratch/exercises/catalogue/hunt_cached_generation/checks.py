@@ -144,7 +144,7 @@ WRONG = [
      {POSITIONS: "torch.arange(past, past + new.shape[1]) + int(past > 0)"}, ROUNDS),
     ("a new token gets the position of the last one before it",
      {POSITIONS: "torch.arange(past, past + new.shape[1]) - int(past > 0)"}, ROUNDS),
-    ("all tokens of a piece stand at one position",
+    ("all tokens of a piece are at one position",
      {POSITIONS: "torch.full((new.shape[1],), past) if past else torch.arange(new.shape[1])"},
      PIECES),
     ("only the first piece is kept",
@@ -155,7 +155,7 @@ WRONG = [
     ("only the last 256 keys are kept",
      {HELD: "held = k[:, -256:], v[:, -256:]\n", MASK: "~triangle[-new.shape[1] :]"},
      "a prompt of 300 tokens"),
-    ("new values stand before the old ones",
+    ("new values are before the old ones",
      {"torch.cat([held[1], v], dim=1)": "torch.cat([v, held[1]], dim=1)"}, ROUNDS),
     ("after the prompt its last token is fed again",
      {NEW: "new = pieces.pop(0) if pieces else (prompt[:, -1:] if "
@@ -181,7 +181,7 @@ CASES = (
          points=3, use=by_round,
          teaching="the script's own use, where one new token sees all keys"),
     Case("a prompt of one token", lambda g: arguments(g, T=1, n=4, chunk=8, B=2),
-         "the second token stands at position 1, and sees two keys", use=by_round,
+         "the second token is at position 1, and sees two keys", use=by_round,
          teaching="the smallest text with a past, which can be followed by hand"),
     Case(PIECES, lambda g: arguments(g, T=8, n=3, chunk=3),
          "the new tokens are the last of the keys: which rows of the triangle are theirs?",
@@ -204,9 +204,9 @@ EXERCISE = Exercise(
     hints=(
         "Write down for the first three rounds: how many tokens are fed, at which positions, and "
         "how many keys there are. A cache that works holds 5, 6, 7 keys after a prompt of 5.",
-        "There are three faults: what is fed, where it stands, and which rows of the triangle "
+        "There are three faults: what is fed, where it is, and which rows of the triangle "
         "belong to it. With the first alone fixed, one new token gets position 0.",
-        "Where the new tokens stand, and which rows of the triangle are theirs, follows from one "
+        "Where the new tokens are, and which rows of the triangle are theirs, follows from one "
         "number: how many keys are held before the round. The story is in the bug museum of the "
         "page 5_caching/1a_why_cache_in_depth: G1, G2, G4. A cache proposed for nanoGPT wrote "
         "coherent texts that were not those without it: https://github.com/karpathy/nanoGPT/pull/613",

@@ -20,7 +20,7 @@
 #   until the prompt has been continued by `n` tokens; `n` is at least 1.
 # - The result are the logits of every token that was read, `(B, T + n - 1, V)`.
 #   They are those of one pass over the whole text without a cache: a token sees
-#   itself and all tokens before it, and the first token of a text stands at
+#   itself and all tokens before it, and the first token of a text is at
 #   position 0.
 # - Every token is read once: each round calls `model.embed` once, with the tokens
 #   that are new in this round and no others. That is what the cache is for.

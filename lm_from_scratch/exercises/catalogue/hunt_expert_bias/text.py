@@ -15,7 +15,7 @@
 #   -20 and 20. `bias` has shape `(E,)`, of any size and sign. `k` experts are chosen for each token.
 # - The score of an expert is the sigmoid of its logit. What is compared is the score plus the bias. No
 #   two of these sums are equal.
-# - Experts stand in `n_group` groups of neighbours, of equal size, at least 2. A group is worth the sum
+# - Experts are in `n_group` groups of neighbours, of equal size, at least 2. A group is worth the sum
 #   of its *two* best sums. Of the groups only the `top_group` best are open, and the k experts come from
 #   those. They have at least k.
 # - The weights of the chosen experts are their *scores*, divided by the sum of these k scores, times

@@ -41,7 +41,7 @@ def left_padded(g: Generator) -> Call:
 
 
 def large(g: Generator) -> Call:
-    """Scores of millions; and other tokens for what stands under the padding."""
+    """Scores of millions; and other tokens for what is under the padding."""
     q, k, v, visible = inputs(g, "right", scale=1000).args
     padding = ~visible[:, :, -1:].mT  # (B, 1, T, 1)
     other_k = torch.where(padding, normal(g, 2, 3, 6, 4, scale=1000), k)

@@ -126,7 +126,7 @@ CASES = (
          "row r begins at r * width, in x and in out", use=results, guard=True,
          teaching="one of the tests that the code as found has passed"),
     Case(BELOW, below_zero,
-         "print the whole block in the kernel: what stands in the lanes behind the row?", points=3,
+         "print the whole block in the kernel: what is in the lanes behind the row?", points=3,
          use=results),
     Case(LOW, lambda g: call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128),
          "no number that is written down in the code is small enough for every row, but one",

@@ -36,7 +36,7 @@ def sizes(g: Generator, *shape: int) -> Tensor:
 
 
 def own_tokens(g: Generator, B: int, T: int, V: int) -> Tensor:
-    """(B, T): no token stands in two rows or twice in one."""
+    """(B, T): no token is in two rows or twice in one."""
     return torch.randperm(V, generator=g)[: B * T].view(B, T)
 
 
@@ -60,7 +60,7 @@ def negative(g: Generator) -> Call:
 
 
 def rows(g: Generator) -> Call:
-    """Token 0 stands in row 1: it is no padding."""
+    """Token 0 is in row 1: it is no padding."""
     idx = own_tokens(g, 3, 4, 17)
     idx[idx == 0] = int(idx[1, 2])
     idx[1, 2] = 0
@@ -189,7 +189,7 @@ EXERCISE = Exercise(
         "which part of `idx` the loop looks at, and which part of `logits` it writes to.",
         "A positive logit is divided, a negative one multiplied: "
         "`torch.where(logits > 0, ..., ...)`. For the rows, build a mask of shape (B, V) that is "
-        "True where a token stands in its row.",
+        "True where a token is in its row.",
         "`scatter` along the last axis sets a mask of all rows at once; a token that is set twice "
         "is set once. Choose with the mask, do not multiply. The first fault is G9 in the bug "
         "museum of the page: the formula of the CTRL paper, taken literally. The second is G10: "

@@ -13,10 +13,10 @@
 #
 # - `scores` is float32, `(T, S)`: one row for each query. Scores may be equal, negative, a hair apart
 #   or far from 0, but none is infinite or NaN. `k` is a number of at least 1, and may exceed S.
-# - `query_positions` `(T,)` and `key_positions` `(S,)` are int64: where each token stands in the text,
+# - `query_positions` `(T,)` and `key_positions` `(S,)` are int64: where each token is in the text,
 #   from 0, and -1 for padding. Keys may lie in any order, as in a ring buffer. No two real keys have
 #   one position.
-# - A query sees a key that is real and does not stand after it; its own key is one of them. A query
+# - A query sees a key that is real and is not after it; its own key is one of them. A query
 #   that is padding sees nothing.
 # - The result is `bool`, `(T, S)`, True where a query reads a key: of those that it sees, the k with
 #   the highest scores, or all if there are no more than k.

@@ -175,7 +175,7 @@ EXERCISE = Exercise(
     outcome="Write latent attention with both matrices absorbed, so that decoding makes no key.",
     reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
-        "Write the score of one query and one token, and move the brackets: W_K stands between "
+        "Write the score of one query and one token, and move the brackets: W_K is between "
         "the query and the latent.",
         "`weight.reshape(H, -1, R)` has the rows of a head together. Multiply `q[..., :Dn]` by "
         "its first Dn rows, and join the rest of q to it; latents and turned keys are joined too.",

@@ -1,4 +1,4 @@
-"""Positions in a padded batch: what counts, and where the next token of each row stands."""
+"""Positions in a padded batch: what counts, and where the next token of each row is."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ WRONG = [
     ("padding gets position 0, and so is taken for a first token", {", PADDING)": ", 0)"}, LEFT),
     ("padding gets position 1, as in some libraries", {", PADDING)": ", 1)"}, LEFT),
     ("positions start at 1", {"real.cumsum(1) - 1": "real.cumsum(1)"}, LEFT),
-    ("the next token stands at the number of columns, padding included",
+    ("the next token is at the number of columns, padding included",
      {"real.sum(1)": "torch.full_like(real.sum(1), real.shape[1])"}, LEFT),
     ("all rows go on from the end of the longest text",
      {"real.sum(1)": "real.sum(1).max().expand(len(real))"}, LEFT),
@@ -169,7 +169,7 @@ CASES = (
          points=2, use=both),
     Case(ALONE,
          lambda g: call(shuffled(g, torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 1]]))),
-         "no token is there, so the next one stands at 0", use=both),
+         "no token is there, so the next one is at 0", use=both),
     Case("one row of one token", lambda g: call(torch.ones(1, 1, dtype=torch.int64)),
          "the results have shapes (1, 1) and (1,): do not squeeze", use=both),
     Case(DTYPES, many_columns,
@@ -183,14 +183,14 @@ EXERCISE = Exercise(
     name="left_padding", function="padded_positions", page="5_caching/4_padded_batches", minutes=15,
     difficulty=1,
     outcome="Write the positions of a padded batch so that each row gives what its text gives "
-            "alone, wherever the padding stands.",
+            "alone, wherever the padding is.",
     reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(
         "Go through one row by hand with a finger and count aloud. What do you say at a 0?",
         "`cumsum(1)` of the mask is the running count, which includes the token itself. Padding "
         "has a running count too: replace it.",
         "A running sum counts the real tokens up to each place. What has to be subtracted, so "
-        "that the first is 0, and what stands where there is no token? The last count of a row "
+        "that the first is 0, and what is where there is no token? The last count of a row "
         "is also its next position.",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Your positions in the model: where each token of a padded batch stands."""
+"""Your positions in the model: where each token of a padded batch is."""
 
 from collections.abc import Callable
 from typing import Any

@@ -10,7 +10,7 @@
 # |---|---|---|
 # | `0 0 1 1 1` | `-1 -1 0 1 2` | `3` |
 #
-# Write the function that turns the mask into positions. It also returns where the next token of each row stands,
+# Write the function that turns the mask into positions. It also returns where the next token of each row is,
 # which the first step of generation needs.
 #
 # What holds for your function:
@@ -19,7 +19,7 @@
 #   size, or a floating-point number such as bfloat16.
 # - The first result has shape `(B, T)` and is int64. Real tokens of a row count 0, 1, 2, ... from left to right.
 #   Padding gets -1.
-# - The padding may stand on the left, on the right, on both sides, or between tokens: it is not counted anywhere. A row
+# - The padding may be on the left, on the right, on both sides, or between tokens: it is not counted anywhere. A row
 #   may be padding alone, and T may be 1, or several hundred.
 # - The second result has shape `(B,)` and is int64: the position of the token that would come next in each row. For a
 #   row of padding alone this is 0.

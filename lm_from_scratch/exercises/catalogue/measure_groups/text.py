@@ -5,7 +5,7 @@
 # the scale of its row coarse for all others, though. Shorter groups, each with a scale of its own, follow the numbers
 # better and take more bytes. **Which groups are the cheapest that are still good enough?** Try them, and measure.
 #
-# A row of $K$ numbers is cut into groups of $g$ numbers that stand side by side. In each group
+# A row of $K$ numbers is cut into groups of $g$ numbers that are side by side. In each group
 #
 # $$s = \frac{\max |w|}{127}, \qquad c = \text{round}\Bigl(\frac{w}{s}\Bigr), \qquad \hat w = s\,c$$
 #

@@ -49,7 +49,7 @@ def one(g: Generator) -> Call:
 
 
 def shorter(g: Generator) -> Call:
-    """Here the shorter tokens are better. A text stands there twice."""
+    """Here the shorter tokens are better. A text is there twice."""
     return models(g, [text(g, 60)] * 2, ("long", 6, 2.4), ("short", 1, 1.6), ("middle", 3, 3.5))
 
 

@@ -91,7 +91,7 @@ def overlap(g: Generator) -> Call:
 
 
 def tie(g: Generator) -> Call:
-    """Ids of two and three digits: as texts they stand in another order."""
+    """Ids of two and three digits: as texts they are in another order."""
     a, b, c, d = integer(g, 10, 20), integer(g, 20, 60), integer(g, 60, 100), integer(g, 100, 200)
     words = [[c, d], [b, d], [c, a], [b, c], [d, c], [d, a], [c, b]]
     return call(words, [integer(g, 1, 6)] * 7, fresh(g))
@@ -110,7 +110,7 @@ def borders(g: Generator) -> Call:
 
 
 def digits(g: Generator) -> Call:
-    """As text, the pair 12 3 also stands in 112 3 and in 12 34."""
+    """As text, the pair 12 3 is also in 112 3 and in 12 34."""
     a, b, n = integer(g, 1, 10), integer(g, 1, 10), integer(g, 3, 8)
     near = [[10 * integer(g, 1, 10) + a, b], [a, 10 * b + integer(g, 0, 10)]]
     return call([[a, b], [*near[0], a, b], near[0], near[1]], [n, 2, 1, 1], fresh(g))
@@ -230,7 +230,7 @@ CASES = (
     Case(PLAIN, plain, "count all pairs of neighbours first, then replace the most frequent one",
          points=2, use=step),
     Case(WEIGHT, frequent_word,
-         "a pair of word i counts counts[i] times, and a word that stands in the list twice "
+         "a pair of word i counts counts[i] times, and a word that is in the list twice "
          "counts twice", use=step),
     Case(TWICE, twice_in_a_word,
          "a word may hold a pair several times: all of them count, and all are replaced", use=step,

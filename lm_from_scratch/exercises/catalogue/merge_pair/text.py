@@ -2,7 +2,7 @@
 # # One merge of byte-pair encoding
 #
 # A tokenizer is learned merge by merge. Each merge looks for the pair of neighbours that is most
-# frequent in all words, gives it an id of its own, and writes the new id wherever the pair stood.
+# frequent in all words, gives it an id of its own, and writes the new id wherever the pair was.
 # The page did this with pieces of text. Here the pieces are ids, as in a real tokenizer.
 #
 # Write one such step. For the words `[1, 2, 3]` (4 times) and `[2, 3]` (3 times) and the new id
@@ -11,7 +11,7 @@
 # What holds for your function:
 #
 # - `words` is a list of words, each a list of at least one id. `counts[i]` says how often word i
-#   occurs in the text, so each of its pairs counts as often. A word may stand in the list twice.
+#   occurs in the text, so each of its pairs counts as often. A word may be in the list twice.
 #   `new_id` occurs in no word.
 # - Every pair of neighbours inside a word counts, also where two overlap: in `[7, 7, 7]` the pair
 #   `(7, 7)` occurs twice. `(2, 3)` and `(3, 2)` are different pairs. No pair reaches from one word

@@ -88,7 +88,7 @@ WRONG = [
     ("only the first token ahead is looked at, and the others may be of the next document",
      {SAME_DOC: "same = (here >= 0) & (ahead >= 0) & (positions[:, 1 : T - d] == here + 1)"},
      PACKED),
-    ("a document ends where the target stands at place 0, and nowhere else",
+    ("a document ends where the target is at place 0, and nowhere else",
      {SAME_DOC: "same = (here >= 0) & (ahead > 0)"}, SHORT),
     ("any higher place counts as the same document",
      {SAME_DOC: "same = (here >= 0) & (ahead > here)"}, SHORT),
@@ -148,7 +148,7 @@ EXERCISE = Exercise(
     hints=(
         "Write the row `a b c` on paper, and below it what depth 0 and depth 1 must say at each "
         "column.",
-        "Compare two slices: the columns that stand d + 1 places further on, and those they stand "
+        "Compare two slices: the columns that are d + 1 places further on, and those they are "
         "ahead of. When do two positions belong to one document?",
         "In one document positions differ by exactly as much as columns do. Is that enough to know "
         "a document by? Padding is -1 at every column, and its neighbour may be a position 0.",

@@ -17,7 +17,7 @@
 #   tokens, and one may begin with the token that the other ends with.
 # - `n_depth` is a number of at least 1, and may exceed T.
 # - The result is int64, `(n_depth, B, T)`: the targets of depths 0 to n_depth - 1.
-# - Padding has no target and is none, whatever token stands there.
+# - Padding has no target and is none, whatever token is there.
 # - The inputs stay as they are.
 
 # %%

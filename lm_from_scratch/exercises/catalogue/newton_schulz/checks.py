@@ -164,7 +164,7 @@ CASES = (
     Case(FEW, lambda g: call(gradient(g, 3, 7), 2), "steps is an argument",
          teaching="before the values are alike"),
     Case(NONE, lambda g: call(gradient(g, 8, 5), 0), "only the division and the scale are left",
-         teaching="what stands around the repetitions"),
+         teaching="what is around the repetitions"),
     Case(MANY, lambda g: call(gradient(g, 5, 6), 9),
          "the values stay near 1, however often: none of them settles there", use=strength,
          teaching="what the polynomial does to values"),

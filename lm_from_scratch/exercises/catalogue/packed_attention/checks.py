@@ -129,7 +129,7 @@ V = "v.repeat_interleave(H // v.shape[1], dim=1)"
 
 
 def by_place(q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor) -> Tensor:
-    """A query whose keys all stand further to the right sees none, and so everything."""
+    """A query whose keys all are further to the right sees none, and so everything."""
     mask = torch.zeros(len(q), len(k), dtype=torch.bool)
     for queries, keys in spans(q, k, cu_seq_q, cu_seq_k):
         mask[queries, keys] = True
@@ -166,7 +166,7 @@ WRONG = [
     ("the bounds of the queries are used for the keys too",
      {"q[a:b], k[c:d]": "q[a:b], k[a:b]", "weights, v[c:d]": "weights, v[a:b]",
       "T, S = b - a, d - c": "T, S = b - a, b - a"}, FEWER),
-    ("causal by the place in the row, where queries and keys do not stand side by side",
+    ("causal by the place in the row, where queries and keys are not side by side",
      by_place, FEWER),
     ("the scores are not scaled", {" / D**0.5": ""}, WHOLE),
     ("the scores are divided by D, not by its root", {"D**0.5": "D"}, WHOLE),
@@ -224,7 +224,7 @@ CASES = (
          "take the slice of each sequence and compute ordinary causal attention there", points=2,
          teaching="the plain form, and the first thing to read"),
     Case(FEWER, after_a_cache,
-         "query t of T is token S - T + t of its sequence: the triangle stands at the right end "
+         "query t of T is token S - T + t of its sequence: the triangle is at the right end "
          "of the keys. Queries and keys have bounds of their own", points=3),
     Case(GROUPS, shared_heads,
          "query heads 0, 1, 2 share key head 0: each key head is repeated three times in place, "

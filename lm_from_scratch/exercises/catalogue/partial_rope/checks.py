@@ -78,7 +78,7 @@ WRONG = [
      {PLACES: "positions.short()[:, None, :, None]"}, LATE),
     ("a table of 131072 positions, the longest context of today",
      {PLACES: "positions.clamp(max=131071)[:, None, :, None]"}, LATE),
-    ("pairs stand D/2 apart, not R/2",
+    ("pairs are D/2 apart, not R/2",
      {PAIRS: "wide[..., : R // 2], wide[..., x.shape[3] // 2 : x.shape[3] // 2 + R // 2]",
       JOINED: "torch.cat([turned[..., : R // 2], x[..., R // 2 : x.shape[3] // 2], "
       "turned[..., R // 2 :], x[..., x.shape[3] // 2 + R // 2 :]], 3)"}, HALF),
@@ -163,7 +163,7 @@ EXERCISE = Exercise(
     reference=reference, after=("rope",), cases=CASES, wrong=planted(WRONG),
     hints=(
         "Cut each head at R first. What would you write for the first part alone?",
-        "The first part is a head of R features: its pairs stand R/2 apart, and R divides the "
+        "The first part is a head of R features: its pairs are R/2 apart, and R divides the "
         "exponents. D has no place in it.",
         "Cut the head into R features and the rest, turn the first part as if it were a whole "
         "head of that width, and put both together again. What is D in the formula for the "

@@ -149,7 +149,7 @@ CASES = (
          "a position counts from the start of the text, a column from the start of the row",
          points=2),
     Case("padding on both sides and between tokens", both_sides,
-         "neither the first padding nor the number of tokens tells where the last one stands",
+         "neither the first padding nor the number of tokens tells where the last one is",
          points=2, teaching="padding that no rule for one side survives, without anything else"),
     Case("positions from 7 on, and two texts in a row", later,
          "the rightmost real token is wanted, not the one with the largest position"),
@@ -171,7 +171,7 @@ EXERCISE = Exercise(
     name="pooling", function="last_state", page="4_classification/1_sequences", minutes=15,
     difficulty=1,
     outcome="Write the pooling of a causal classifier so that it finds the last real token "
-            "wherever the padding stands.",
+            "wherever the padding is.",
     reference=last_state, cases=CASES, wrong=planted(WRONG),
     hints=(
         "You need one number for each row: a column. Write the mask of real tokens of a row and "

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The last real token
 #
-# A causal model gives a state for every token, and each state knows only what stands before it. The last token alone
+# A causal model gives a state for every token, and each state knows only what is before it. The last token alone
 # has read the whole text, so a classifier takes its state and forgets the others.
 #
 # With one text, this is the last column. In a padded batch the last column of a row may be padding, and nothing raises
@@ -14,7 +14,7 @@
 # - `x` has shape `(B, T, C)` and any floating-point dtype. `positions` has shape `(B, T)` and is int64. Both may have
 #   any order in memory. The result has shape `(B, C)` and the dtype of `x`.
 # - Without `positions`, which is None by default, no token is padding.
-# - A token is real if its position is 0 or more. The last real token is the rightmost one. Padding may stand on the
+# - A token is real if its position is 0 or more. The last real token is the rightmost one. Padding may be on the
 #   left, on the right, on both sides, or between tokens.
 # - A position is not a column. Positions may go on from an earlier part of the text, and begin at 7. Where a row holds
 #   two texts one after the other, they start again at 0 in the middle.

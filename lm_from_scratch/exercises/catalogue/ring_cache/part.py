@@ -55,7 +55,7 @@ class LayerOfRing(NoCache):
         self.ring, self.seen = ring, seen
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """What the ring gives back; where its keys stand decides what is seen of them."""
+        """What the ring gives back; where its keys are decides what is seen of them."""
         keys, values, positions = self.ring.update(k, v)
         self.seen.key_positions = positions[None]
         return keys, values

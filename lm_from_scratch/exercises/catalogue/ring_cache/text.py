@@ -3,7 +3,7 @@
 #
 # A layer with a sliding window of W keys never asks for a key that is W or more
 # tokens old. So W slots are enough for a text of any length: the token at
-# position $p$ lives in slot $p \bmod W$, over the token that stood there W
+# position $p$ lives in slot $p \bmod W$, over the token that was there W
 # positions before. Write this ring for one layer. The rule that decides what a
 # query sees is applied outside, from the positions that you return: a query at
 # position $q$ sees the keys at $q - W + 1, \dots, q$, and no key at -1.
@@ -13,7 +13,7 @@
 # - `length` is the number of tokens fed so far, a plain `int`, 0 at first.
 # - `update(k, v)` takes the keys `(B, H, T, D)` and values `(B, H, T, E)` of the
 #   next T tokens. T is at least 1, may differ from call to call, and may be
-#   larger than W. The first token of a text stands at position 0.
+#   larger than W. The first token of a text is at position 0.
 # - It returns three tensors: keys `(B, H, S, D)`, values `(B, H, S, E)`, and the
 #   position of each, `(S,)`, int64, -1 for a slot that holds nothing. The order is
 #   free, and S is at most W + T. Every one of the T tokens must find there all

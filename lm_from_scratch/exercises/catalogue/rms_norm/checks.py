@@ -1,4 +1,4 @@
-"""RMSNorm: the mean square, where eps stands, and which numbers may be rounded."""
+"""RMSNorm: the mean square, where eps is, and which numbers may be rounded."""
 
 from collections.abc import Callable
 

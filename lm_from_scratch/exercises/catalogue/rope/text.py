@@ -13,7 +13,7 @@
 # - `x` has shape `(B, H, T, D)`: rows, heads, tokens, features of a head. D is even. The order in
 #   memory is any: models pass transposed tensors.
 # - `positions` holds whole numbers in shape `(B, T)`, one for each token, the same for all heads.
-#   Each row has its own. They start anywhere, stand in any order, leave gaps, and have no largest
+#   Each row has its own. They start anywhere, are in any order, leave gaps, and have no largest
 #   value.
 # - `theta` is 10000 if the caller does not give it.
 # - The result has the shape and the dtype of `x`, and each feature stays in its place.

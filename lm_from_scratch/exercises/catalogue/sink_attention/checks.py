@@ -136,7 +136,7 @@ CASES = (
     Case(ZEROS, zeros,
          "e^0 = 1: the first query gives its key 1/2, the last gives each of five keys 1/6",
          points=2, teaching="one can compute it by hand"),
-    Case(HEADS, different, "the sink of a head stands beside scores that are divided already",
+    Case(HEADS, different, "the sink of a head is beside scores that are divided already",
          points=2, teaching="sinks that differ"),
     Case(SHARED, shared, "sinks belong to query heads, and keys are shared by three of them",
          teaching="whose the sinks are"),

@@ -1,4 +1,4 @@
-"""A softmax kernel: what stands in masked lanes, whose stride it is, and what is never written.
+"""A softmax kernel: what is in masked lanes, whose stride it is, and what is never written.
 
 Triton is imported when a case runs, not here: it exists for Linux only.
 """

@@ -1,4 +1,4 @@
-"""Speculative decoding: which drafts stand, and what is drawn where the first one falls."""
+"""Speculative decoding: which drafts are kept, and what is drawn where the first one falls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -235,7 +235,7 @@ EXERCISE = Exercise(
         "Three steps: judge all drafts at once, count up to the first rejection, draw one token at "
         "that place. Which distribution belongs to the place in each case?",
         "`gather` takes p and q at the drafts (clamp -1 to 0 first, and mask it). "
-        "`accepted.cumprod(1).sum(1)` is the number n of drafts that stand.",
+        "`accepted.cumprod(1).sum(1)` is the number n of drafts that are kept.",
         "Where there is no draft, nothing is to be subtracted: with q = 0, max(0, p - q) is p. So "
         "one formula can serve a rejection, full acceptance and a short row.",
     ),

@@ -1,4 +1,4 @@
-"""Your rule in the model: which of the tokens that another model proposes stand."""
+"""Your rule in the model: which of the tokens that another model proposes are kept."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,4 +10,4 @@ def put(machine: Machine, accept_drafts: Callable[..., Any]) -> None:
     machine.accept = accept_drafts
 
 
-PART = Part("which drafts stand", put, loop="draft")
+PART = Part("which drafts are kept", put, loop="draft")

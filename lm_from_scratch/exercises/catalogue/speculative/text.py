@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Which drafts stand
+# # Which drafts are kept
 #
 # A cheap drafter has proposed K tokens for each row, and one pass of the model has judged them. You
 # hold the model's probabilities p and the drafter's probabilities q at each place. A draft x is
@@ -49,7 +49,7 @@ def pick(weights: Tensor, u: Tensor) -> Tensor:
 def accept_drafts(
     p: Tensor, q: Tensor, draft: Tensor, u: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How many drafts of each row stand, and the token that follows them: (B,) and (B,)."""
+    """How many drafts of each row are kept, and the token that follows them: (B,) and (B,)."""
     ### BEGIN SOLUTION
     real = draft >= 0
     x = draft.clamp(min=0)[:, :, None]

@@ -36,7 +36,7 @@ def chunk(g: Generator) -> Call:
 
 
 def left_padded(n_padding: list[int], length: int) -> Tensor:
-    """A row for each number of padding tokens, which stand before the real ones."""
+    """A row for each number of padding tokens, which are before the real ones."""
     padding = torch.tensor(n_padding)[:, None]
     return (torch.arange(length)[None] - padding).clamp(min=-1)
 
@@ -66,7 +66,7 @@ def packed(g: Generator) -> Call:
 def ring(g: Generator) -> Call:
     """Keys in the order of their slots, which is not that of their positions. The second row began
     later, so it has fewer of them; both rows are asked for the same two positions, the latest
-    first. It stands in the first slot, and no position fits into 16 bits."""
+    first. It is in the first slot, and no position fits into 16 bits."""
     newest = 7 * integer(g, 5720, 5740)
     held = torch.arange(newest - 5, newest + 1)
     slots = torch.full((2, 7), -1)
@@ -184,7 +184,7 @@ CASES = (
          "a query sees its own key and those before it; the result is (B, 1, T, S)", points=2,
          teaching="the plain triangle, and the first thing to read"),
     Case("three queries after a cache", chunk,
-         "compare positions: the first query does not stand at position 0",
+         "compare positions: the first query is not at position 0",
          teaching="the corner of the mask, with nothing else new"),
     Case(LEFT, padded,
          "a key of position -1 is hidden from all, and a query of position -1 sees nothing",

@@ -3,7 +3,7 @@
 #
 # Write the one rule that makes every mask of these pages: causal, padded, after a cache, with a
 # window, for documents in one row, for a ring buffer. Each token carries its *position*: where it
-# stands in its own sequence, or -1 if it is padding or an unused slot. A key is visible to a query
+# is in its own sequence, or -1 if it is padding or an unused slot. A key is visible to a query
 # if
 #
 # - it is real: its position is not -1,
@@ -15,7 +15,7 @@
 #
 # - `query_positions` is an integer tensor `(B, T)`, `key_positions` is `(B, S)`. Either may have
 #   one row, which then holds for all rows. T and S may differ. Both stay as they are.
-# - Positions may start at any number and stand in any order: only they count, never the column.
+# - Positions may start at any number and are in any order: only they count, never the column.
 #   Position 0 is a token like any other.
 # - `window` is a number of keys, the query's own included: with 3, a query at position 7 sees
 #   positions 5, 6 and 7. `None` is no window. A window below 1 raises `ValueError`.
