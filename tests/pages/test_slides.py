@@ -139,6 +139,12 @@ def test_what_a_colon_announces_is_on_the_slide(found: list[slides.Slide]) -> No
     assert "call()" in code and "import" not in code
 
 
+def test_so_is_what_an_answer_announces() -> None:
+    more = [nodes.paragraph("", "this")]
+    assert slides.led_to(nodes.paragraph("", "Because of:"), more) == more
+    assert slides.led_to(nodes.paragraph("", "Because."), more) == []
+
+
 def test_a_question_folds_its_answer(found: list[slides.Slide]) -> None:
     (ask,) = (slide for slide in found if slide.kind == "ask")
     before, _, folded = ask.body.partition("<details>")

@@ -129,6 +129,24 @@ def test_ink_follows_the_theme(visit: Visitor, server: str, site: Path) -> None:
 # -- slides ------------------------------------------------------------------------------------
 
 
+def announcing(text: str) -> list[str]:
+    """Slides that end in a colon, and those with a title alone."""
+    drawn = re.sub(r"<(svg|math|pre)\b.*?</\1>|<img[^>]*>", "[drawn]", text, flags=re.S)
+    plain = [
+        re.sub(r"<[^>]+>", " ", slide.partition("</h")[2][2:]).strip()
+        for slide in re.findall(r"<section.*?</section>", drawn, re.S)
+    ]
+    return [slide for slide in plain if not slide or slide.endswith(":")]
+
+
+def test_a_slide_without_its_content_is_found() -> None:
+    page = "<section><h2>One</h2>{}</section>"
+    assert announcing(page.format("<p>These:</p>")) == ["These:"]
+    assert announcing(page.format(" <p></p>")) == [""]
+    assert announcing(page.format("<p>These:</p><ul><li>a</li></ul>")) == []
+    assert announcing(page.format("<p>This:</p><pre>f(x):</pre>")) == []
+
+
 @pytest.mark.parametrize("name", pages.lessons())
 def test_slides_of_a_lesson(site: Path, name: str) -> None:
     """All that a class should see is in one file, which asks for no other."""
@@ -138,6 +156,7 @@ def test_slides_of_a_lesson(site: Path, name: str) -> None:
     assert len(re.findall(r"<section", text)) > asked + 2
     assert not re.search(r"<link|<script src|(src|href)=\"(?!data:|#)|@import", text)
     assert "<svg" in text or 'class="diagram' in text or "data:image" in text
+    assert announcing(text) == []
     (keep,) = re.findall(r'<section class="keep">.*?</section>', text, re.S)
     assert keep.count("<li>") == 3
 

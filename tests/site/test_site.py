@@ -143,6 +143,37 @@ async ({tags, whole, everywhere}) => {
     `axe ${fault.id} (${fault.impact}): ` + fault.nodes.slice(0, 4).map(n => n.target).join(', '));
 }
 """
+# What a phone cuts at its edge fades there, which a11y.js says of a box when the window changes.
+CUT = """
+() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(
+  [...document.querySelectorAll('.math, mjx-container[display], .figure, .diagram, article table')]
+    .filter(box => box.checkVisibility() && box.scrollWidth > box.clientWidth + 2)
+    .filter(box => getComputedStyle(box).display !== 'inline' && !box.closest('[data-scrolls]'))
+    .map(box => `cut without a cue: ${box.className || box.tagName}`)))))
+"""
+# In the dark no box is light: its ground, or the corner of an image as its filter shows it.
+LIGHT = """
+() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const isLight = (element, paint) => {
+    canvas.clearRect(0, 0, 9, 9);
+    canvas.filter = element.tagName === 'IMG' ? getComputedStyle(element).filter : 'none';
+    paint();
+    const [red, green, blue, alpha] = canvas.getImageData(4, 4, 1, 1).data;
+    return alpha > 127 && 0.2126 * red + 0.7152 * green + 0.0722 * blue > 127;
+  };
+  return [...document.body.querySelectorAll('*')].filter(element => {
+    const {width, height, bottom} = element.getBoundingClientRect();
+    if (width < 40 || height < 40 || bottom <= 0) return false;
+    if (!element.checkVisibility({visibilityProperty: true})) return false;
+    const ground = getComputedStyle(element).backgroundColor;
+    const fill = () => { canvas.fillStyle = ground; canvas.fillRect(0, 0, 9, 9); };
+    if (ground !== 'rgba(0, 0, 0, 0)' && isLight(element, fill)) return true;
+    return element.tagName === 'IMG' && element.naturalWidth > 0
+      && isLight(element, () => canvas.drawImage(element, 0, 0, 9, 9, 0, 0, 9, 9));
+  }).map(one => `light in the dark: ${one.tagName} ${one.className} ${one.src || ''}`);
+}
+"""
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -212,6 +243,7 @@ def test_page(reader: Visit, server: str, name: str) -> None:
     page.set_viewport_size({"width": 375, "height": 900})
     if pixels := page.evaluate(OVERFLOW):
         problems.append(f"{pixels} px wider than a phone")
+    problems += page.evaluate(CUT)
     if name in WITHOUT_AXE:
         assert not problems, "\n".join(problems)
         return
@@ -234,6 +266,8 @@ def test_page(reader: Visit, server: str, name: str) -> None:
         whole = EVERY_VIEW or width == 1280 or first
         for violation in page.evaluate(AXE, axe_options(whole)):
             problems.append(f"{theme}, {width} px: {violation}")
+        if theme == "dark":
+            problems += page.evaluate(LIGHT)
     assert not problems, "\n".join(problems)
 
 
@@ -262,6 +296,22 @@ def test_axe_finds_a_planted_fault(visit: Visitor, server: str, fault: str) -> N
     page.evaluate(Axe().axe_script)
     found = page.evaluate(AXE, axe_options(whole=True))
     assert any(f"axe {fault}" in violation for violation in found)
+
+
+def test_what_is_cut_or_light_is_found(visit: Visitor, server: str) -> None:
+    page = visit(theme="dark", width=375).open(f"{server}/{GPU_LESSONS[0]}")
+    assert page.evaluate(CUT) == page.evaluate(LIGHT) == []
+    page.evaluate("""() => {
+        document.querySelectorAll('article div.math').forEach(box => {
+          box.removeAttribute('data-scrolls');
+          box.firstElementChild.style.cssText = 'display: block; width: 900px';
+        });
+        const plain = 'filter: none !important';
+        document.querySelectorAll('.cell_output img').forEach(one => one.style.cssText = plain);
+        document.querySelector('article h2 ~ p').style.background = '#ddd';
+    }""")
+    assert len(page.evaluate(CUT)) == page.locator("article div.math").count()
+    assert len(page.evaluate(LIGHT)) == page.locator(".cell_output img:visible").count() + 1
 
 
 # -- downloads -------------------------------------------------------------------------------

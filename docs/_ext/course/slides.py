@@ -42,7 +42,8 @@ def slides(name: str, document: nodes.document, render: Render) -> list[Slide]:
     """Those of a lesson: its title, one for each section and question, the lines to keep."""
     (first,) = sections(document)
     above = [node for node in first.children if not isinstance(node, nodes.section)]
-    deck = [Slide(title(first, render), picture(above, render), "title")]
+    shown = picture(above, render) or beginning(first, render)
+    deck = [Slide(title(first, render), shown, "title")]
     deck += questions(first, render)
     for section in sections(first):
         if section["ids"][0] == "summary":
@@ -100,17 +101,20 @@ def beginning(section: nodes.section, render: Render) -> str:
     at = section.first_child_matching_class(nodes.paragraph)
     if at is None:
         return ""
-    words, after = section[at], section.children[at + 1 :]
+    return "".join(map(render, [section[at], *led_to(section[at], section.children[at + 1 :])]))
+
+
+def led_to(words: nodes.Node, after: list[nodes.Node]) -> list[nodes.Node]:
+    """What a text announces by a colon, or the formula after it; nothing, if it does neither."""
     shown = [node for one in after for node in announced(one)][:1]
-    if not words.astext().rstrip().endswith(":"):
-        shown = [node for node in shown if isinstance(node, nodes.math_block)]
-    return "".join(map(render, [words, *shown]))
+    colon = words.astext().rstrip().endswith(":")
+    return [node for node in shown if colon or isinstance(node, nodes.math_block)]
 
 
 def announced(node: nodes.Node) -> list[nodes.Node]:
     """What a colon before a node can mean: the node itself, or what is in a cell of a notebook, but
     nothing that is folded."""
-    if isinstance(node, lessons.fold) or lessons.is_ignored(node):
+    if isinstance(node, (lessons.fold, lessons.choices)) or lessons.is_ignored(node):
         return []
     if isinstance(node, nodes.container):
         return [inner for child in node.children for inner in announced(child)]
@@ -132,7 +136,8 @@ def answers(node: nodes.Node) -> bool:
 
 
 def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
-    """A slide for each question directly in a section. It folds what the page folds."""
+    """A slide for each question directly in a section. It folds what the page folds, and what the
+    last words of that announce."""
     inside = list(section.children)
     for i, node in enumerate(inside):
         if not isinstance(node, lessons.choices):
@@ -142,7 +147,10 @@ def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
         choices = "".join(f"<li>{inline(render(item.children))}</li>" for item in offered.children)
         after = inside[i + 1 :]
         folded = next((fold for n in after for fold in n.findall(is_answer)), None)
-        answer = [render(part) for part in folded.children] if folded else []
+        shown = list(folded.children) if folded else []
+        if folded in after:
+            shown += led_to(shown[-1], after[after.index(folded) + 1 :])
+        answer = [render(part) for part in shown]
         body = f'<ol type="a">{choices}</ol>'
         if answer:
             body += f"<details><summary>Answer</summary>{''.join(answer)}</details>"

@@ -127,10 +127,11 @@ def below(node: nodes.Node) -> list[nodes.Node]:
 def hide_answer(question: nodes.paragraph) -> bool:
     """Fold what the next block printed and drew, with the paragraph after it that explains it, and
     say whether there was anything to fold."""
-    outputs, after = answered(below(question))
+    outputs, code, after = answered(below(question))
     if outputs:
         hidden = fold(label=answer(), classes=["answer"])
-        outputs[0].parent.insert(outputs[0].parent.index(outputs[0]), hidden)
+        beside = question.parent
+        beside.insert(beside.index(code[-1]) + 1, hidden)
         explains = isinstance(after, nodes.paragraph) and ASKS not in after["classes"]
         for node in [*outputs, after] if explains else outputs:
             node.parent.remove(node)
@@ -138,16 +139,18 @@ def hide_answer(question: nodes.paragraph) -> bool:
     return bool(outputs)
 
 
-def answered(after: list[nodes.Node]) -> tuple[list[nodes.Node], nodes.Node | None]:
-    """The outputs of the next code, and what comes after it. In a stored notebook, the code is all
-    cells up to the next text."""
+def answered(
+    after: list[nodes.Node],
+) -> tuple[list[nodes.Node], list[nodes.Node], nodes.Node | None]:
+    """The outputs of the next code, the nodes of that, and what comes after it. In a stored
+    notebook, the code is all cells up to the next text."""
     begun = list(dropwhile(lambda node: not (is_cell(node) or is_code(node)), after))
     cells = list(takewhile(is_cell, begun))
     beside = takewhile(lambda node: is_output(node) or is_ignored(node), begun[1:])
     code = cells or [*begun[:1], *beside]
     inside = [node for cell in cells for node in cell.children if "cell_output" in node["classes"]]
     outputs = inside or [node for node in code[1:] if is_output(node)]
-    return outputs, next(iter(begun[len(code) :]), None)
+    return outputs, code, next(iter(begun[len(code) :]), None)
 
 
 def is_cell(node: nodes.Node) -> bool:
