@@ -98,10 +98,11 @@ def document() -> nodes.document:
     made = publish_doctree(PAGE, settings_overrides={"doctitle_xform": False})
     question = next(p for p in made.findall(nodes.paragraph) if "Predict" in p.astext())
     after = lessons.below(question)
-    answer = after[1]
+    _, answer, why = after[:3]
+    why.parent.remove(why)
     fold = lessons.fold(label=lessons.answer(), classes=["answer"])
     answer.replace_self(fold)
-    fold += answer
+    fold += [answer, why]
     lessons.offer_choices(question, "choice-0")
     imports = next(made.findall(nodes.literal_block))
     imports.replace_self(lessons.fold("", imports.deepcopy(), label="imports", classes=["code"]))

@@ -146,12 +146,12 @@ async ({tags, whole, everywhere}) => {
 # What a phone cuts at its edge fades there, which a11y.js says of a box when the window changes.
 CUT = """
 () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(
-  [...document.querySelectorAll('.math, mjx-container[display], .figure, .diagram, article table')]
+  [...document.querySelectorAll('div.math, mjx-container[display], .figure, .diagram')]
     .filter(box => box.checkVisibility() && box.scrollWidth > box.clientWidth + 2)
-    .filter(box => getComputedStyle(box).display !== 'inline' && !box.closest('[data-scrolls]'))
+    .filter(box => !box.closest('[data-scrolls]'))
     .map(box => `cut without a cue: ${box.className || box.tagName}`)))))
 """
-# In the dark no box is light: its ground, or the corner of an image as its filter shows it.
+# In the dark no box is light: its ground, or most of an image as its filter shows it.
 LIGHT = """
 () => {
   const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
@@ -159,8 +159,10 @@ LIGHT = """
     canvas.clearRect(0, 0, 9, 9);
     canvas.filter = element.tagName === 'IMG' ? getComputedStyle(element).filter : 'none';
     paint();
-    const [red, green, blue, alpha] = canvas.getImageData(4, 4, 1, 1).data;
-    return alpha > 127 && 0.2126 * red + 0.7152 * green + 0.0722 * blue > 127;
+    const dots = canvas.getImageData(0, 0, 9, 9).data;
+    const light = [...Array(81).keys()].map(i => dots.slice(4 * i, 4 * i + 4)).filter(
+      ([red, green, blue, a]) => a > 127 && 0.2126 * red + 0.7152 * green + 0.0722 * blue > 127);
+    return light.length > 40;
   };
   return [...document.body.querySelectorAll('*')].filter(element => {
     const {width, height, bottom} = element.getBoundingClientRect();
@@ -170,7 +172,7 @@ LIGHT = """
     const fill = () => { canvas.fillStyle = ground; canvas.fillRect(0, 0, 9, 9); };
     if (ground !== 'rgba(0, 0, 0, 0)' && isLight(element, fill)) return true;
     return element.tagName === 'IMG' && element.naturalWidth > 0
-      && isLight(element, () => canvas.drawImage(element, 0, 0, 9, 9, 0, 0, 9, 9));
+      && isLight(element, () => canvas.drawImage(element, 0, 0, 9, 9));
   }).map(one => `light in the dark: ${one.tagName} ${one.className} ${one.src || ''}`);
 }
 """
@@ -304,7 +306,7 @@ def test_what_is_cut_or_light_is_found(visit: Visitor, server: str) -> None:
     page.evaluate("""() => {
         document.querySelectorAll('article div.math').forEach(box => {
           box.removeAttribute('data-scrolls');
-          box.firstElementChild.style.cssText = 'display: block; width: 900px';
+          box.querySelector("mjx-container").style.cssText = 'display: block; width: 900px';
         });
         const plain = 'filter: none !important';
         document.querySelectorAll('.cell_output img').forEach(one => one.style.cssText = plain);

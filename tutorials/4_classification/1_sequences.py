@@ -12,7 +12,7 @@ your disk. The name of the function would give the answer away, so we keep only 
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "../1_gpt2/4_training"]
 # sphinx_gallery_words = ["sequence classification", "text classification", "AutoModelForSequenceClassification", "spam classifier", "sentiment", "last token", "pad_token_id", "linear probe", "feature extraction"]
-# sphinx_gallery_thumbnail_number = 1
+# sphinx_gallery_thumbnail_number = 3
 
 import torch
 import torch.nn.functional as F

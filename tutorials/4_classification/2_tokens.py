@@ -10,7 +10,7 @@ mistake is the model's.
 # sphinx_gallery_needs = ["1_sequences", "../2_qwen2/4_qwen2"]
 # sphinx_gallery_words = ["token classification", "NER", "named entity recognition", "sequence labelling", "BIO tags", "word_ids", "subword labels", "offset_mapping", "labels -100"]
 # sphinx_gallery_museum = ["G7"]
-# sphinx_gallery_thumbnail_number = 2
+# sphinx_gallery_thumbnail_number = 1
 
 import copy
 import io

@@ -146,10 +146,11 @@ def questions(section: nodes.section, render: Render) -> Iterator[Slide]:
         asked = [n for n in question.children if n.astext() != lessons.PREDICT]
         choices = "".join(f"<li>{inline(render(item.children))}</li>" for item in offered.children)
         after = inside[i + 1 :]
-        folded = next((fold for n in after for fold in n.findall(is_answer)), None)
-        shown = list(folded.children) if folded else []
-        if folded in after:
-            shown += led_to(shown[-1], after[after.index(folded) + 1 :])
+        folds = ((at, fold) for at, one in enumerate(after, 1) for fold in one.findall(is_answer))
+        at, folded = next(folds, (0, []))
+        shown = list(folded)
+        if shown:
+            shown += led_to(shown[-1], after[at:])
         answer = [render(part) for part in shown]
         body = f'<ol type="a">{choices}</ol>'
         if answer:

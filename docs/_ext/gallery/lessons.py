@@ -130,8 +130,10 @@ def hide_answer(question: nodes.paragraph) -> bool:
     outputs, code, after = answered(below(question))
     if outputs:
         hidden = fold(label=answer(), classes=["answer"])
-        beside = question.parent
-        beside.insert(beside.index(code[-1]) + 1, hidden)
+        if is_cell(code[-1]):  # below the last, which checks
+            code[-1] += hidden
+        else:
+            outputs[0].parent.insert(outputs[0].parent.index(outputs[0]), hidden)
         explains = isinstance(after, nodes.paragraph) and ASKS not in after["classes"]
         for node in [*outputs, after] if explains else outputs:
             node.parent.remove(node)
