@@ -25,7 +25,7 @@ PAGES = {
     "look": f"{TUTORIALS}/1_gpt2/6_attention_maps",
     "race": f"{TUTORIALS}/5_caching/1_why_cache",
     "clock": f"{TUTORIALS}/2_qwen2/2_rope",
-    "break": f"{TUTORIALS}/1_gpt2/2b_testing_a_model",
+    "break": f"{TUTORIALS}/1_gpt2/2a_gpt2_in_depth",
     "bits": f"{TUTORIALS}/8_quantized_weights/1_int8_int4",
     "draft": f"{TUTORIALS}/6_generation/2_speculative_decoding",
     "beams": f"{TUTORIALS}/6_generation/1_beam_search",

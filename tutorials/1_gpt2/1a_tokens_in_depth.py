@@ -6,7 +6,8 @@ A tokenizer that loses one character in a million works in every demonstration. 
 yours loses none? This page belongs to the lesson `tokens <1_tokens.ipynb>`_.
 
 It sends every Unicode character through and back, compares our merges with those of the library
-``tokenizers``, one by one, and streams texts without ever showing half a character.
+``tokenizers``, one by one, streams texts without ever showing half a character, and follows the ids into the rows that a
+model trains on.
 
 Text is bytes
 -------------
@@ -15,10 +16,8 @@ A text is a list of Unicode characters, and each character is a number. UTF-8 wr
 one to four bytes: one for the letters of English, more for the rest.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer", "special tokens", "allowed_special", "disallowed_special", "endoftext", "eos_token", "UnicodeDecodeError", "replacement character", "pre-tokenization regex", "train a tokenizer"]
+# sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer", "special tokens", "allowed_special", "disallowed_special", "endoftext", "eos_token", "UnicodeDecodeError", "replacement character", "pre-tokenization regex", "train a tokenizer", "add_special_tokens", "prompt injection", "document_ids"]
 
-import inspect
 import json
 from collections import Counter
 from itertools import pairwise
@@ -48,63 +47,6 @@ assert set(lengths) == {1, 2, 3, 4}
 # %%
 # So 256 numbers are enough to write every text there is.
 #
-# Bytes, characters, words
-# ------------------------
-#
-# The lesson counts words roughly. Here a *word* is exactly what GPT-2 cuts out as one: a run of letters,
-# of digits or of signs, with the one space before it, or a run of other white space. The words joined
-# are the text again. The vocabulary of each unit is every different one in the training text.
-
-from tokenizers import pre_tokenizers
-
-from lm_from_scratch.text import corpora
-
-train, held_out = corpora.split(corpora.reference())
-train_text = "\n".join(document.text for document in train)
-held_out_text = "\n".join(document.text for document in held_out)
-rule = pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def words_of(text):
-    return [word for word, _ in rule.pre_tokenize_str(text)]
-
-
-units = {
-    "bytes": lambda text: text.encode(),
-    "characters": list,
-    "words": words_of,
-}
-table = {}
-for name, cut in units.items():
-    vocabulary, pieces = set(cut(train_text)), cut(held_out_text)
-    unknown = sum(piece not in vocabulary for piece in pieces) / len(pieces)
-    table[name] = len(vocabulary), len(pieces), unknown
-    print(
-        f"{name:10}  vocabulary {len(vocabulary):5d}  length {len(pieces):6d}  new {unknown:.1%}"
-    )
-
-# %%
-# Words make the text short: less than a third of its characters. But more than one held-out word in
-# twenty never occurred in the training text. More text does not cure this soon: the second half of
-# the training text still brings more than a fifth of all different words.
-#
-# Bytes and characters have the opposite problem. Their vocabulary is small, but a model that sees T
-# tokens at a time sees T letters, and generating a text costs a forward pass for each letter.
-
-words = words_of(train_text)
-first_half, all_words = set(words[: len(words) // 2]), set(words)
-added = 1 - len(first_half) / len(all_words)
-print(
-    f"{len(all_words)} different words, {added:.0%} of them new in the second half"
-)
-
-assert 3 * table["words"][1] < table["characters"][1] <= table["bytes"][1]
-assert table["bytes"][2] < 0.001
-assert table["characters"][2] < 0.001
-assert table["words"][2] > 0.05
-assert added > 0.2
-
-# %%
 # Ties between pairs
 # ------------------
 #
@@ -137,9 +79,8 @@ assert by_hand == learn_merges(toy, 4)
 
 # %%
 # For the fifth merge three pairs are equally frequent. Any rule will do, as long as everybody follows the
-# same one. The lesson takes the pair that comes first in the alphabet. The package and the library give each piece
-# an id when it first appears, letters in alphabetical order, and take the pair with the smaller ids.
-# So the result does not depend on the order of the words.
+# same one. The package and the library give each piece an id when it first appears, letters in alphabetical order,
+# and take the pair with the smaller ids. So the result does not depend on the order of the words.
 
 pairs = count_pairs(step)
 tied = [pair for pair, count in pairs.items() if count == max(pairs.values())]
@@ -150,12 +91,6 @@ assert learn_merges(toy, 5)[-1] == min(tied)
 assert learn_merges(dict(reversed(toy.items())), 12) == learn_merges(toy, 12)
 
 # %%
-# Here is the whole function. It counts pairs inside a word only, so no merge reaches across the border of
-# a word.
-
-print(inspect.getsource(learn_merges))
-
-# %%
 # The same merges as the library
 # ------------------------------
 #
@@ -163,7 +98,17 @@ print(inspect.getsource(learn_merges))
 # nothing is left. It learns the same merges in the same order.
 
 import tokenizers
-from tokenizers import models, trainers
+from tokenizers import models, pre_tokenizers, trainers
+
+from lm_from_scratch.text import corpora
+
+train, held_out = corpora.split(corpora.reference())
+texts = [document.text for document in train]
+rule = pre_tokenizers.ByteLevel(add_prefix_space=False)  # GPT-2's
+
+
+def words_of(text):
+    return [word for word, _ in rule.pre_tokenize_str(text)]
 
 
 def merges_of(backend):
@@ -185,13 +130,8 @@ print(len(merges_of(backend)), "merges, all equal")
 # merges. The pieces are bytes now; the library shows each byte as a printable character, and the
 # space as Ġ.
 
-word_counts = Counter(
-    tuple(word)
-    for document in train
-    for word, _ in rule.pre_tokenize_str(document.text)
-)
+word_counts = Counter(tuple(word) for text in texts for word in words_of(text))
 learned = learn_merges(word_counts, 60)
-texts = [document.text for document in train]
 by_library = Tokenizer.train(texts, vocab_size=256 + 1 + 60)
 
 assert learned == merges_of(by_library.backend)
@@ -208,6 +148,7 @@ from lm_from_scratch.checkpoint.folders import SHIPPED
 
 tokenizer = Tokenizer.load(SHIPPED)
 merges = merges_of(tokenizer.backend)
+held_out_text = "\n".join(document.text for document in held_out)
 held_out_words = sorted(set(words_of(held_out_text)))
 for word in held_out_words:
     by_library = tuple(
@@ -240,8 +181,8 @@ assert tokenizer.encode("the list") != tokenizer.encode(
 (space,) = tokenizer.encode(" ")
 after_space = [
     tokenizer.pieces([b])[0]
-    for document in train
-    for a, b in pairwise(tokenizer.encode(document.text))
+    for ids in tokenizer.encode_batch(texts)
+    for a, b in pairwise(ids)
     if a == space
 ]
 share = sum(piece[0].isalpha() for piece in after_space) / len(after_space)
@@ -253,139 +194,29 @@ assert share < 0.1
 # How large a vocabulary
 # ----------------------
 #
-# The lesson draws the curve for two texts. Here are three, with numbers: the held-out documents, the
-# source of a Python module, and a Chinese sentence.
-
-import heapq
-
-import matplotlib.pyplot as plt
-
-from lm_from_scratch.instruments.plot import COLOURS, figure
-
-measured_on = {
-    "held-out documents": held_out_text,
-    "Python source": inspect.getsource(heapq),
-    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
-}
-sizes = [257, 512, 1024, 2048, 4096, 8192]
-trained = {size: Tokenizer.train(texts, vocab_size=size) for size in sizes}
-per_token = {
-    name: [len(text) / len(trained[size].encode(text)) for size in sizes]
-    for name, text in measured_on.items()
-}
-for name, values in per_token.items():
-    print(f"{name:20}", *(f"{value:.2f}" for value in values))
-
-# %%
-# The gain shrinks: the last step adds less than half of what the first one added. And a vocabulary
-# shortens the kind of text that it was learned from. Code gains less than prose. Chinese, of which the
-# training text has none, gains nothing: three bytes remain three tokens at every size.
-
-fig, (ax,) = figure(4.8, 3.4)
-for (name, values), marker, colour in zip(per_token.items(), "os^", COLOURS):
-    ax.plot(sizes, values, marker=marker, color=colour, label=name)
-ax.set_xscale("log", base=2)
-ax.set_xticks(sizes, [str(size) for size in sizes])
-ax.minorticks_off()
-ax.set_xlabel("vocabulary size V")
-ax.set_ylabel("characters per token")
-ax.set_title("Characters per token against vocabulary size")
-ax.legend(frameon=False)
-plt.show()
-
-prose, source, chinese = per_token.values()
-assert prose[-1] - prose[-2] < (prose[1] - prose[0]) / 2
-assert all(a > b for a, b in zip(prose[1:], source[1:]))
-assert not set(measured_on["Chinese"]) & set(train_text)
-assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
-assert prose[sizes.index(4096)] > 3
-
-# %%
-# With V = 4096 a token holds more than three characters of the held-out documents. So a context of 256
-# tokens reaches back more than 768 characters, where letters would reach back 256.
-#
-# The price is parameters and arithmetic. The embedding has V rows of C numbers, and the model
-# computes one score for each of the V tokens at every step. At C = 128 and V = 4096 the embedding
-# has 524,288 numbers.
+# The lesson draws the curve: each doubling of the vocabulary adds less. The price is parameters and arithmetic. The
+# embedding has V rows of C numbers, and the model computes one score for each of the V tokens at every step. At C = 128
+# and V = 4096 the embedding has 524,288 numbers.
 #
 # Published models often have more rows than their tokenizer has tokens, up to the next multiple of 64
 # or 128, because processors multiply such matrices fastest: Qwen2-0.5B has 151,936 rows for 151,646
 # tokens. A row without a token is never a target in training; if it is drawn, it decodes to nothing.
 #
-# Both ends of the curve are familiar. Without merges the tokens are the bytes. When no pair is
-# left to merge, every training word is one token: byte-pair encoding has become a vocabulary of words,
-# but one that can still spell what it has never seen.
+# Without merges the tokens are the bytes. When no pair is left to merge, every training word is one token: byte-pair
+# encoding has become a vocabulary of words, but one that can still spell what it has never seen. The merges are greedy, so
+# those of a small tokenizer are the first merges of a large one.
 
-smallest, largest = trained[257], Tokenizer.train(texts, vocab_size=10**6)
-n_words = sum(word_counts.values())
+smallest, largest = Tokenizer.train(texts, 257), Tokenizer.train(texts, 10**6)
 print(
     f"V = {smallest.vocab_size}: tokens are bytes; V = {largest.vocab_size}: tokens are words"
 )
 
 assert len(smallest.encode(held_out_text)) == len(held_out_text.encode("utf-8"))
+n_words = sum(word_counts.values())
 assert sum(len(ids) for ids in largest.encode_batch(texts)) == n_words
+assert learned == merges_of(largest.backend)[: len(learned)]
 assert 128 * 4096 == 524_288
 assert 151_936 % 128 == 0 and tokenizer.decode([151_935]) == ""
-
-# %%
-# A larger vocabulary does not change what was learned before: the merges are greedy, so the merges of
-# a small tokenizer are the first merges of a large one.
-
-for size in sizes:
-    small = merges_of(trained[size].backend)
-    assert small == merges_of(largest.backend)[: len(small)]
-
-# %%
-# A loss *per token* cannot be compared between two tokenizers, because their tokens hold different
-# amounts of text. The page on training counts in bits per byte.
-#
-# What the shipped tokenizer does
-# -------------------------------
-#
-# The shipped tokenizer has V = 4096 tokens, learned from Python's documentation. Here it cuts six texts.
-# Where the bytes of a token are not a whole character, the bytes are printed.
-
-
-def spelled(text):
-    rest = text.encode("utf-8")
-    for token in tokenizer.encode(text):
-        n = len(
-            tokenizer.backend.id_to_token(token)
-        )  # one printable character for each byte
-        yield rest[:n]
-        rest = rest[n:]
-
-
-def label(piece):
-    try:
-        return repr(piece.decode("utf-8"))
-    except UnicodeDecodeError:
-        return piece.hex(" ")
-
-
-for text in [
-    "Return the list.",
-    "for i in range(10):",
-    "3141592653",
-    "ß",
-    "😀",
-    "中文",
-]:
-    pieces = list(spelled(text))
-    assert b"".join(pieces) == text.encode("utf-8")
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    print(f"{text}  (characters {len(text)}, tokens {len(pieces)})")
-    print("   ", "  ".join(label(piece) for piece in pieces))
-
-# %%
-# The words of this English sentence are one token each. The number falls into pieces of unequal
-# length, so a digit's place in the number cannot be read from its place among the tokens. The emoji
-# and the Chinese characters are spelled in bytes: here a token is *a part of a character*.
-
-assert len(list(spelled("Return the list."))) == 4
-assert {len(piece) for piece in spelled("3141592653")} == {1, 2}
-assert len(list(spelled("😀"))) == 4
-assert len(list(spelled("中文"))) == 6
 
 # %%
 # The printable name of a byte
@@ -489,8 +320,8 @@ for text in wild.values():
 # --------------------------------------------
 #
 # Other tokenizers need more care. SentencePiece writes a space as ``▁`` in front of each word, also of
-# the first, and decoding drops that one. So ``▁sat`` alone is ``sat``: whoever decodes an answer by itself
-# glues it to its prompt. The answer is what the whole text gains, and ``stream`` is told what came before.
+# the first, and decoding drops that one. So ``▁sat`` alone is ``sat``: an answer decoded by itself is
+# glued to its prompt. The answer is what the whole text gains, so give ``stream`` what came before.
 
 backend = tokenizers.Tokenizer(models.Unigram())
 backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -511,6 +342,90 @@ print("in place ", repr("the cat" + "".join(pieces.stream(said, after=asked))))
 
 assert "".join(pieces.stream(said)) == "sat"
 assert "".join(pieces.stream(said, after=asked)) == " sat"
+
+# %%
+# Where a document ends
+# ---------------------
+#
+# One token has no text: ``<|endoftext|>``. It separates the documents of the training text, and a model
+# that produces it has finished. Only the program may place it, at the end of a document.
+#
+# But a document can contain its name, as this page does. The package encodes the name letter by letter, unless you set
+# ``special=True``. The library in its usual setting does not, so there the *text* decides where a document ends.
+
+end = tokenizer.eos_token_id
+document = f"The name {tokenizer.decode([end])} ends nothing."
+usual = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+
+ours = tokenizer.encode(document)
+theirs = usual.encode(document, add_special_tokens=False).ids
+print("ours  ", ours)
+print("usual ", theirs)
+
+assert tokenizer.decode(ours) == tokenizer.decode(theirs) == document
+assert end not in ours
+assert theirs.count(end) == 1
+assert theirs == tokenizer.encode(document, special=True)
+
+# %%
+# A model trains on rows of equal length, but documents have every length. So ``write_tokens`` writes one long line of ids, with
+# ``<|endoftext|>`` before and after every document, and a row is a piece of it. Its targets are the same piece, one token
+# later. Here is a row with three short documents.
+
+import tempfile
+from pathlib import Path
+
+from lm_from_scratch.text import batches
+from lm_from_scratch.text.document import Document
+
+short = ["Add one to it.", "No.", "Return the list."]
+folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+line = batches.write_tokens(
+    [Document(text, text, text) for text in short],
+    tokenizer,
+    Path(folder.name) / "short.bin",
+)
+batch = batches.packed_batch(line, starts=[0], block_size=line.n_tokens - 1)
+idx, positions, documents = batch.idx[0], batch.positions[0], batch.documents[0]
+print("idx      ", idx.tolist())
+print("targets  ", batch.targets[0].tolist())
+print("positions", positions.tolist())
+print("documents", documents.tolist())
+folder.cleanup()
+
+assert batch.targets[0, :-1].equal(idx[1:]) and batch.targets[0, -1] == end
+assert positions[idx == end].eq(0).all()
+
+# %%
+# ``<|endoftext|>`` works twice. It is the target of a document's last token, so the model learns to stop; and it is position 0
+# of the next document, so the model has something to start from. Positions restart with every document, and a token sees
+# only its own: `packing <../3_attention/3_flex_and_packing.ipynb>`_ draws who sees whom.
+#
+# Which documents are held out
+# ----------------------------
+#
+# Before you measure anything, documents go to one of two sides: to train on, or held out. ``corpora.split`` decides by a hash
+# of the document's name, so the side does not change when you add, repeat or reorder documents.
+#
+# Names are not enough. Documents share paragraphs, such as a licence, and a paragraph on both sides would
+# measure what the model remembers. So ``split`` removes it from the held-out side.
+
+names = {document.name for document in held_out}
+mixed = list(reversed(corpora.reference())) * 2
+again = corpora.split([*mixed, Document("new", "new", "A new text.")])[1]
+assert names <= {document.name for document in again} <= names | {"new"}
+
+licence = "Permission is hereby granted, free of charge, to any person."
+notes = [
+    Document(
+        f"{i}", f"{i}", f"Note {i} says something. " * 6 + f"\n\n{licence}"
+    )
+    for i in range(40)
+]
+to_train, kept = corpora.split(notes, held_out=0.25)
+print(len(to_train), "notes to train on,", len(kept), "held out")
+assert all(licence in note.text for note in to_train)
+assert kept and not any(licence in note.text for note in kept)
 
 # %%
 # Bug museum
@@ -561,8 +476,8 @@ assert max(new_encode("썐😀")) < 256
 # Exercises
 # ---------
 #
-# 1. *Easy.* Train a tokenizer on a text in your own language with ``corpora.read_texts`` and draw its
-#    curve into the figure. Hint: split first, and measure on the held-out side.
+# 1. *Easy.* Train tokenizers of several sizes on a text in your own language with ``corpora.read_texts``, and draw how many
+#    characters a token holds. Hint: split first, and measure on the held-out side.
 # 2. *Medium.* Encode by the longest match instead: take the longest token of the vocabulary that the
 #    word begins with, then go on with the rest. Count the held-out words whose tokens differ from
 #    ``apply_merges``. Hint: work on the words of ``words_of``, and look at words that begin like
@@ -576,14 +491,12 @@ assert max(new_encode("썐😀")) < 256
 #
 # * UTF-8 gives every one of the 1,112,064 Unicode characters one to four bytes, so 256 numbers write
 #   everything.
-# * A text is short in words, but more than 5 % of the held-out words were new. In characters or bytes
-#   almost nothing was new, but the text was more than three times as long.
 # * Our readable functions learn the same merges as the library, and encode every held-out word the same
 #   way.
-# * At V = 4096 a token holds more than three characters of the held-out documents. From V = 4096 to
-#   8192 the gain is less than half of that from 257 to 512.
 # * Every Unicode character survived the round trip, and a stream shows no half of a character.
-# * A token alone has no text of its own: decode an answer behind its prompt.
+# * A token alone has no text of its own: decode an answer after its prompt.
+# * Only the program may write ``<|endoftext|>``; a document that contains its name gets the letters. Packed documents are
+#   separated by it, and positions restart.
 #
 # Sources
 # -------

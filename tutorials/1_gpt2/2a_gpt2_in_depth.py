@@ -1,35 +1,43 @@
 r"""
-GPT-2 in depth
-==============
+GPT-2 in depth: is yours right?
+===============================
 
-Is your GPT-2 right, and where do its parameters and its time go? This page deepens the lesson
-`from token ids to the next word <2_gpt2.ipynb>`_. It computes GPT-2 once more from plain tensors, and after every step
-compares the result with what the ``transformers`` library has at the same point, until the logits are equal.
+A wrong language model rarely crashes. It writes fluent text that is a little worse than it should be. In the model
+below one part is switched off. Can you tell which, from what it writes?
 
-Then it counts the parameters and multiplications of the published sizes, by formulas that are exact. How a wrong part
-hides, and what finds it, is a page of its own: `how to test a model <2b_testing_a_model.ipynb>`_.
+.. live:: break
+   :model: gpt2-docs
 
-A small model with large weights
---------------------------------
+Comparing numbers is easier than reading text, if you compare the right ones. This page deepens the lesson
+`from token ids to the next word <2_gpt2.ipynb>`_. It compares a GPT-2 with ``transformers``, module by module. It damages the
+model in many ways, and measures which test notices. And it counts parameters and multiplications of the published sizes.
 
-``transformers`` builds a GPT-2 with V = 97, C = 32, H = 4, three blocks, and room for 32 tokens. Nothing is
-downloaded. All weights are drawn from a normal distribution with standard deviation 0.25 (those of the norms around 1),
-where GPT-2 starts its training with 0.02. With small weights some mistakes all but disappear, as the page on testing
-measures.
+Two models with random weights
+------------------------------
+
+``transformers`` builds a GPT-2 with V = 97, C = 32, H = 4, three blocks, and room for 32 tokens. Nothing is downloaded.
+In one version the weights are drawn with standard deviation 0.25, in the other with 0.02, as before training.
 """
 
-# sphinx_gallery_words = ["FLOPs", "parameter count", "weight tying", "GELU", "initialisation", "Conv1D", "tie weights", "tie_weights", "tie_word_embeddings", "number of parameters", "pre-norm", "post-norm", "n_embd", "n_head", "view", "reshape", "contiguous"]
-import inspect
+# sphinx_gallery_words = ["FLOPs", "parameter count", "weight tying", "GELU", "initialisation", "Conv1D", "tie weights", "tie_weights", "tie_word_embeddings", "number of parameters", "n_embd", "n_head", "view", "reshape", "contiguous", "unit test", "regression test", "tolerance", "assert_close", "position_ids", "left padding", "tiny random model", "torch.allclose", "compare with transformers", "logits differ"]
+# sphinx_gallery_museum = ["G16"]
+import copy
 import math
 import tempfile
 
-import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file
 
-from lm_from_scratch.instruments.record import record_hidden_states
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.checkpoint.weights import from_pretrained
+from lm_from_scratch.instruments.record import record_attention
+from lm_from_scratch.layers.activation import gelu, gelu_new
+from lm_from_scratch.layers.layer_norm import LayerNorm, layer_norm
+from lm_from_scratch.models.gpt2 import Block
 from lm_from_scratch.models.randomize import randomize_
 
 torch.set_grad_enabled(False)
@@ -42,40 +50,33 @@ def random_gpt2(folder, std):
     no_ids = dict(bos_token_id=None, eos_token_id=None)
     config = transformers.GPT2Config(**sizes, **no_ids)
     model = transformers.GPT2LMHeadModel(config).eval()
-    model.set_attn_implementation("eager")  # no fused kernel
     randomize_(model, std=std)
     model.save_pretrained(folder)
     return model
 
 
 folder = tempfile.TemporaryDirectory()
-oracle = random_gpt2(folder.name, std=0.25)
-assert transformers.GPT2Config().initializer_range == 0.02
+oracle = random_gpt2(f"{folder.name}/large", std=0.25)
+random_gpt2(f"{folder.name}/small", std=0.02)
+models = {
+    std: from_pretrained(f"{folder.name}/{name}")
+    for std, name in ((0.25, "large"), (0.02, "small"))
+}
+model = models[0.25]
 
 # %%
-# The model is now a file. We read its tensors and use nothing else of it.
-
-w = load_file(f"{folder.name}/model.safetensors")
-w = {name.removeprefix("transformer."): w[name] for name in sorted(w)}
-for name in w:
-    if not name.startswith(("h.1.", "h.2.")):
-        print(f"{name:24} {tuple(w[name].shape)}")
-assert len(w) == 4 + 3 * 12
-
-# %%
-# There are forty tensors: four outside the blocks, and twelve in each block.
+# The same modules, compared
+# --------------------------
 #
-# The model of ``transformers`` is our oracle, and it runs once. Hooks keep what enters and what leaves each of its
-# modules, so that every step below can be compared. The function ``check`` allows an absolute error of 5e-5, in
-# float32.
+# The model of ``transformers`` is the oracle, and runs once. Hooks keep what leaves each of its modules. The function
+# ``check`` allows an absolute error of 5e-5, in float32.
 
 
-def listen(model, idx, **options):
-    entered, left = {}, {}
+def listen(model, idx):
+    left = {}
 
     def keep(name):
         def hook(module, args, result):
-            entered[name] = args[0]
             left[name] = result[0] if isinstance(result, tuple) else result
 
         return hook
@@ -85,15 +86,10 @@ def listen(model, idx, **options):
         for name, module in model.transformer.named_modules()
         if name
     ]
-    result = model(idx, **options)
+    result = model(idx)
     for hook in hooks:
         hook.remove()
-    return result, entered, left
-
-
-generator = torch.Generator().manual_seed(1)
-idx = torch.randint(0, 97, (2, 11), generator=generator)  # (B, T)
-expected, entered, left = listen(oracle, idx, output_attentions=True)
+    return result, left
 
 
 def check(name, ours, theirs):
@@ -102,385 +98,28 @@ def check(name, ours, theirs):
     print(f"{name:16} {tuple(ours.shape)!s:15} largest error {error:.0e}")
 
 
-# %%
-# Two lookups and a sum
-# ---------------------
-#
-# The sum of a row of ``wte`` and a row of ``wpe`` is the state of a token. Here ``left["drop"]`` is what leaves the
-# dropout after the embeddings, which does nothing outside training.
-#
-# .. math::
-#
-#    x_t = W_e[i_t] + W_p[t]
+generator = torch.Generator().manual_seed(1)
+idx = torch.randint(0, 97, (2, 11), generator=generator)  # (B, T)
+expected, of_oracle = listen(oracle, idx)
+expected = expected.logits
+logits, of_model = listen(model, idx)
+for part in ("h.0.ln_1", "h.0.attn.c_attn", "h.0.attn", "h.0.mlp", "h.2"):
+    check(part, of_model[part], of_oracle[part])
+check("logits", logits, expected)
 
-B, T = idx.shape
-x = w["wte.weight"][idx] + w["wpe.weight"][:T]  # (B, T, C)
-check("embeddings", x, left["drop"])
-assert torch.equal(left["drop"], entered["drop"])
-
-# %%
-# A lookup is a matrix product whose left side has a single 1 in each row. The head at the end of the model is the
-# same matrix, used in the other direction.
-
-one_hot = F.one_hot(idx, 97).float()  # (B, T, V)
-torch.testing.assert_close(one_hot @ w["wte.weight"], w["wte.weight"][idx])
+common = [name for name in of_oracle if name in of_model]
+assert len(common) >= 3 * 9
+for name in common:
+    both = of_model[name], of_oracle[name]
+    torch.testing.assert_close(*both, atol=5e-5, rtol=0.0)
+assert transformers.GPT2Config().initializer_range == 0.02
 
 # %%
-# LayerNorm
-# ---------
-#
-# Each token's vector is shifted to mean 0 and scaled to variance 1, then each feature is scaled and shifted.
-#
-# .. math::
-#
-#    \mu &= \frac{1}{C} \sum_c x_c \\
-#    \sigma^2 &= \frac{1}{C} \sum_c (x_c - \mu)^2 \\
-#    y_c &= \frac{x_c - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w_c + b_c
-
-from lm_from_scratch.layers.layer_norm import layer_norm
-
-print(inspect.getsource(layer_norm))
-
-p = {name.removeprefix("h.0."): w[name] for name in w}  # block 0
-weight, bias = p["ln_1.weight"], p["ln_1.bias"]
-h = layer_norm(x, weight, bias)
-check("h.0.ln_1", h, left["h.0.ln_1"])
-check("torch's", h, F.layer_norm(x, (32,), weight, bias))
-
-# %%
-# Here are mean and variance of four tokens, before and after, with weights 1 and biases 0.
-
-normal = layer_norm(x, torch.ones(32), torch.zeros(32))
-print("         mean             variance")
-for t in range(4):
-    before, after = x[0, t], normal[0, t]
-    line = f"token {t}  {before.mean():+.2f} -> {after.mean().abs():.2f}    "
-    line += f"{before.var(correction=0):.3f} -> {after.var(correction=0):.3f}"
-    print(line)
-assert normal.mean(-1).abs().max() < 1e-6
-assert (normal.var(-1, correction=0) - 1).abs().max() < 1e-3
-
-# %%
-# Multiply all features of a token by 3 and add 5: LayerNorm's output stays the same, up to the tiny
-# :math:`\epsilon`.
-
-stretched = layer_norm(3 * x + 5, torch.ones(32), torch.zeros(32))
-torch.testing.assert_close(stretched, normal, atol=1e-3, rtol=0.0)
-
-# %%
-# Attention, by hand
-# ------------------
-#
-# One matrix product gives each token its query, key and value. `Attention: who sees whom <3_who_sees_whom.ipynb>`_
-# explains them on a sentence. The file stores matrices as (in, out), so the state stands on the left.
-
-B, T, C = h.shape
-H, D = 4, C // 4
-qkv = h @ p["attn.c_attn.weight"] + p["attn.c_attn.bias"]  # (B, T, 3C)
-check("h.0.attn.c_attn", qkv, left["h.0.attn.c_attn"])
-
-# %%
-# The query of token t is compared with the keys of the tokens up to t.
-#
-# .. math::
-#
-#    a_{ts} &= \operatorname{softmax}_{s \le t} \left( \frac{q_t \cdot k_s}{\sqrt{D}} \right) \\
-#    y_t &= \sum_{s \le t} a_{ts} \, v_s
-#
-# A head owns D of the C columns. Here is head 2 of the first row, one query at a time.
-
-head = 2
-columns = slice(head * D, (head + 1) * D)
-q, k, v = (part[0, :, columns] for part in qkv.split(C, dim=-1))  # (T, D)
-
-a = torch.zeros(T, T)
-y = torch.zeros(T, D)
-for t in range(T):
-    scores = torch.stack([q[t] @ k[s] for s in range(t + 1)])
-    scores = scores / math.sqrt(D)
-    a[t, : t + 1] = scores.exp() / scores.exp().sum()
-    for s in range(t + 1):
-        y[t] += a[t, s] * v[s]
-
-check("weights, head 2", a, expected.attentions[0][0, head])
-check("values, head 2", y, entered["h.0.attn.c_proj"][0, :, columns])
-
-# %%
-# The inner loops end at t. That is the whole causal rule: a token cannot see its future.
-
-for row in a[:5, :5]:
-    print("  ".join(f"{weight:.2f}" for weight in row))
-
-# %%
-# Why the root of D
-# ~~~~~~~~~~~~~~~~~
-#
-# If the entries of q and k are independent with mean 0 and variance 1, their product has variance 1, and the sum of
-# D products has variance D. Without the root, the scores of a wide head are large and the softmax selects one key
-# instead of a mean. The next lines draw 500 such queries and 500 keys, and take the mean of each query's largest
-# weight.
-
-generator = torch.Generator().manual_seed(0)
-print("  D   std   largest weight, with root")
-for width in (4, 16, 64, 256):
-    queries, keys = torch.randn(2, 500, width, generator=generator)
-    scores = queries @ keys.T
-    plain = scores.softmax(-1).amax(-1).mean()
-    scaled = (scores / math.sqrt(width)).softmax(-1).amax(-1).mean()
-    print(f"{width:3}  {scores.std():4.1f}   {plain:14.2f}  {scaled:9.2f}")
-    assert abs(scores.std() / math.sqrt(width) - 1) < 0.05
-    assert scaled < 0.05
-assert plain > 0.8
-
-# %%
-# With the root, the weights stay spread over the 500 keys at every width.
-#
-# All heads at once
-# ~~~~~~~~~~~~~~~~~
-#
-# Heads are a view of the columns and have no parameters of their own: from the shapes in the file you cannot know how
-# many there are. With the axis H in front of T, one matrix product computes all scores of all heads.
-
-q, k, v = qkv.view(B, T, 3, H, D).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
-later = torch.ones(T, T, dtype=torch.bool).triu(1)  # True where s > t
-scores = q @ k.mT / math.sqrt(D)  # (B, H, T, T)
-scores = scores.masked_fill(later, -torch.inf)
-y = scores.softmax(-1) @ v  # (B, H, T, D)
-check("weights", scores.softmax(-1), expected.attentions[0])
-
-# %%
-# The heads are laid side by side again, and a last matrix mixes them.
-
-merged = y.transpose(1, 2).reshape(B, T, C)
-attention = merged @ p["attn.c_proj.weight"] + p["attn.c_proj.bias"]
-check("h.0.attn", attention, left["h.0.attn"])
-
-# %%
-# A mean does not know the order of what it averages: if the earlier states change places, the last query gets the
-# same result. This is why each state carries a position embedding.
-
-order = torch.tensor([7, 2, 9, 0, 5, 1, 8, 3, 6, 4, 10])  # 10 stays last
-scores = q[:, :, -1:] @ k[:, :, order].mT / math.sqrt(D)  # (B, H, 1, T)
-check("shuffled", scores.softmax(-1) @ v[:, :, order], y[:, :, -1:])
-
-# %%
-# One rule for every mask
-# -----------------------
-#
-# The triangle is enough for one text that begins at 0. Batches have padding, caches hold earlier tokens, and
-# training packs several documents into a row. The package writes one rule for all of them.
-#
-# Every token has a position: its place in its own sequence, or -1 for padding. *A key is visible if it is real, not
-# after the query, within the window, and in the same document.*
-
-from lm_from_scratch.attention.attention import (
-    attention_weights,
-    formula_attention,
-)
-from lm_from_scratch.attention.masks import positions_from_mask
-from lm_from_scratch.attention.sdpa import sdpa_attention
-from lm_from_scratch.attention.visibility import Visibility
-
-print(inspect.getsource(Visibility.rule))
-
-# %%
-# Six situations follow, each made by the call that the model makes. A cache is called twice: once for the five tokens
-# that it holds from then on, once for the three new ones.
-
-from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.cache.interface import NO_CACHE
-
-
-def after_cache(old, new, old_positions=None, new_positions=None):
-    cache = GrowingCache(n_layer=1)
-    cache.see(torch.zeros(1, old), old_positions)
-    keys = values = torch.zeros(1, 1, old, 1)
-    cache[0].update(keys, values)  # what the layer does
-    return cache.see(torch.zeros(1, new), new_positions)[0]  # of one layer
-
-
-row = torch.zeros(1, 8)
-plain = torch.arange(8)[None]
-padded = positions_from_mask(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]]))
-packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
-documents = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
-cases = {
-    "causal": NO_CACHE.see(row)[0],
-    "left padding": NO_CACHE.see(row, padded)[0],
-    "3 after a cache of 5": after_cache(5, 3),
-    "the same, padded": after_cache(5, 3, padded[:, :5], padded[:, 5:]),
-    "two documents": NO_CACHE.see(row, packed, documents)[0],
-    "window of 3": Visibility(plain, plain, window=3),
-}
-
-# %%
-# In the figure, blue is visible and grey is hidden. The labels are positions, so -1 marks padding.
-
-# sphinx_gallery_thumbnail_number = 1
-from lm_from_scratch.instruments.plot import COLOURS, figure, mask_map
-
-made, axes = figure(5.0, 6.8, rows=3, columns=2)
-for ax, (title, visibility) in zip(axes, cases.items()):
-    queries = visibility.query_positions[0].tolist()
-    keys = visibility.key_positions[0].tolist()
-    mask_map(ax, visibility.mask[0, 0], queries, keys, title)
-    ax.set(xlabel="key", ylabel="query")
-plt.show()
-
-# %%
-# Three of the six masks can be written with the triangle of ones, and the rule agrees with it. After a cache, the new
-# queries are the *last* rows of the triangle. Its first rows would hide nearly everything from them.
-
-triangle = torch.ones(8, 8, dtype=torch.bool).tril()
-band = triangle & ~triangle.tril(-3)
-assert torch.equal(cases["causal"].mask[0, 0], triangle)
-assert torch.equal(cases["3 after a cache of 5"].mask[0, 0], triangle[5:])
-assert torch.equal(cases["window of 3"].mask[0, 0], band)
-
-# %%
-# The package's attention takes q, k, v and such a visibility. This is its formula.
-
-print(inspect.getsource(attention_weights))
-print(inspect.getsource(formula_attention))
-
-visibility = NO_CACHE.see(idx)[0]
-check("formula", formula_attention(q, k, v, visibility), y)
-check("fused", sdpa_attention(q, k, v, visibility), y)
-
-# %%
-# The fused kernel gives the same results in all six situations, for every query that sees at least one key.
-
-generator = torch.Generator().manual_seed(0)
-for title, visibility in cases.items():
-    Q, S = visibility.query_length, visibility.key_length
-    q_new = torch.randn(1, H, Q, D, generator=generator)
-    k_all, v_all = torch.randn(2, 1, H, S, D, generator=generator)
-    sees = visibility.mask[0, 0].any(-1)  # (T,)
-    formula = formula_attention(q_new, k_all, v_all, visibility)
-    fused = sdpa_attention(q_new, k_all, v_all, visibility)
-    error = (fused - formula)[:, :, sees].abs().max()
-    assert error < 1e-5
-    print(f"{title:21} {int(sees.sum())} of {Q} queries see a key: equal")
-
-# %%
-# What attention costs
-# --------------------
-#
-# Everything else in the model grows in proportion to T, but there is one weight for every pair of tokens. At 1024
-# tokens, the twelve heads of one layer of the smallest published GPT-2 hold 48 MiB of them, for one row.
-
-assert 12 * 1024**2 * 4 == 48 * 2**20  # H T T numbers of 4 bytes
-
-# %%
-# Training keeps these weights until the backward pass, unless a kernel computes them in small tiles and forgets them.
-# `From the formula to tiles <../3_attention/1_attention.ipynb>`_ counts both.
-#
-# The MLP
-# -------
-#
-# The attention output is added to the state. A second LayerNorm reads the sum, and the MLP goes from C to 4C features
-# and back.
-#
-# .. math::
-#
-#    \operatorname{MLP}(h) = \operatorname{GELU}(h W_1 + b_1) \, W_2 + b_2
-
-from lm_from_scratch.layers.activation import gelu, gelu_new
-
-x = x + attention
-h = layer_norm(x, p["ln_2.weight"], p["ln_2.bias"])
-check("h.0.ln_2", h, left["h.0.ln_2"])
-
-
-def mlp(h):
-    wide = h @ p["mlp.c_fc.weight"] + p["mlp.c_fc.bias"]  # (B, T, 4C)
-    return gelu_new(wide) @ p["mlp.c_proj.weight"] + p["mlp.c_proj.bias"]
-
-
-check("h.0.mlp", mlp(h), left["h.0.mlp"])
-
-# %%
-# GELU multiplies u by the probability that a standard normal variable is below u. GPT-2 was trained with an
-# approximation of it, and the checkpoint's config says so: ``gelu_new``.
-#
-# .. math::
-#
-#    \operatorname{gelu}(u) &= \tfrac{u}{2} \left( 1 + \operatorname{erf}(u / \sqrt{2}) \right) \\
-#    \operatorname{gelu\_new}(u) &= \tfrac{u}{2} \left( 1 + \tanh \left( \sqrt{2 / \pi} \, (u + 0.044715 \, u^3) \right) \right)
-
-u = torch.linspace(-5, 5, 1001, dtype=torch.float64)
-difference = gelu_new(u) - gelu(u)
-
-made, (above, below) = figure(5.0, 4.8, rows=2)
-above.plot(u, gelu(u), label="gelu")
-above.plot(u, u.relu(), linestyle="--", label="relu")
-above.set(title="GELU and ReLU", xlabel="u")
-above.legend(frameon=False)
-below.plot(u, 1e4 * difference)
-below.set(title="Difference of gelu_new and gelu", xlabel="u", ylabel="1e-4")
-plt.show()
-
-# %%
-# The two versions differ by less than 5e-4 everywhere, and by more than 4e-4 somewhere. That seems little. It is
-# enough to fail a comparison at our tolerance.
-
-largest, at = difference.abs().max(dim=0)
-print(f"largest difference {largest:.1e} at u = {u[at]:.1f}")
-assert 4e-4 < largest < 5e-4
-
-# %%
-# The MLP looks at one token at a time, as the lesson shows. Here it is checked for both rows of the batch: with another
-# first token, only the first token's result changes.
-
-other = h.clone()
-other[:, 0] += 1.0
-moved = (mlp(other) - mlp(h)).abs().amax(-1)  # (B, T)
-assert moved[:, 1:].max() < 5e-5 < 0.1 < moved[:, 0].min()
-
-# %%
-# The residual stream
-# -------------------
-#
-# The MLP output is added, too, and the block is complete.
-
-x = x + mlp(h)
-check("h.0", x, left["h.0"])
-
-# %%
-# No block replaces the state: each one adds two vectors to it. So the state that leaves the last block is a plain
-# sum of the embeddings, three attention outputs and three MLP outputs.
-#
-# .. math::
-#
-#    x^{(L)} = x^{(0)} + \sum_{l} \left( \operatorname{attn}_l + \operatorname{mlp}_l \right)
-
-total = left["drop"].clone()
-for i in range(3):
-    total += left[f"h.{i}.attn"] + left[f"h.{i}.mlp"]
-check("sum of all", total, left["h.2"])
-
-# %%
-# The head is the embedding
-# -------------------------
-#
-# After a last LayerNorm, the score of vocabulary entry j is the dot product of the state with row j of ``wte``. The
-# file has no other matrix for the head, and the oracle uses one tensor for both.
-#
-# .. math::
-#
-#    \operatorname{logits}_{tj} = \operatorname{LayerNorm}(x_t) \cdot W_e[j]
-
-final = layer_norm(left["h.2"], w["ln_f.weight"], w["ln_f.bias"])
-check("ln_f", final, left["ln_f"])
-check("logits", final @ w["wte.weight"].T, expected.logits)
-assert not any("head" in name for name in w)
-assert oracle.lm_head.weight is oracle.transformer.wte.weight
-
-# %%
-# The whole model
-# ---------------
-#
-# This is GPT-2 for a batch, from the tensors of a published file.
+# The first module that differs is the wrong one. Where modules have other names, the tensors of the file are enough. This is
+# GPT-2 for a batch. The file stores matrices as (in, out), so the state is on the left of each product.
+
+w = load_file(f"{folder.name}/large/model.safetensors")
+w = {name.removeprefix("transformer."): w[name] for name in w}
 
 
 def gpt2(idx, w, n_layer, n_head):
@@ -504,7 +143,7 @@ def gpt2(idx, w, n_layer, n_head):
 
 
 logits = gpt2(idx, w, n_layer=3, n_head=4)
-check("logits", logits, expected.logits)
+check("logits", logits, expected)
 
 # %%
 # One forward pass scores the successor of every token. This is sound because the future is hidden: with other tokens
@@ -517,38 +156,218 @@ moved = moved.abs().amax((0, 2))  # (T,)
 assert moved[:6].max() < 5e-5 < 0.1 < moved[6:].min()
 
 # %%
-# The package's model
-# -------------------
+# Three passes
+# ------------
 #
-# The package writes the same with modules. Their names are those of the file, so the weights load by name; only the
-# matrices are transposed, because ``nn.Linear`` stores (out, in).
+# A text must get the same logits alone, in a padded batch, in pieces through a cache, or packed after another text.
+# The model needs only the positions for that, and a number for each document where several share a row.
+#
+# First padding: row 0 loses its first four tokens to padding, and row 1 is complete.
 
-from lm_from_scratch.models.gpt2 import Attention, Block
+attention_mask = torch.ones(2, 11, dtype=torch.long)
+attention_mask[0, :4] = 0
+positions = positions_from_mask(attention_mask)
+print(positions)
 
-print(inspect.getsource(Attention.forward))
-print(inspect.getsource(Block.forward))
+alone = oracle(idx[:1, 4:]).logits[0]
+batch = model(idx, positions=positions)
+check("padded row", batch[0, 4:], alone)
+check("full row", batch[1], expected[1])
 
 # %%
-# It reads the same folder. The same hooks on both models compare every module that they have in common.
+# Then a cache: the text comes in pieces of 5, 1, 3 and 2 tokens. The cache knows how many it has seen, so the new
+# tokens continue at the right place.
 
-from lm_from_scratch.checkpoint.weights import from_pretrained
+pieces = idx.split([5, 1, 3, 2], dim=1)
+cache = GrowingCache(n_layer=3)
+answers = [model(piece, cache=cache) for piece in pieces]
+check("pieces", torch.cat(answers, dim=1), expected)
 
-model = from_pretrained(folder.name)
-logits, _, ours = listen(model, idx)
-check("logits", logits, expected.logits)
+# %%
+# Then two documents in one row. The second one starts again at position 0 and does not see the first.
 
-common = [name for name in left if name in ours]
-for name in common:
-    torch.testing.assert_close(ours[name], left[name], atol=5e-5, rtol=0.0)
-parts = ["ln_1", "c_attn", "attn", "ln_2", "c_fc", "mlp"]
-for part in [*parts, "h.0", "h.1", "h.2", "ln_f"]:
-    errors = [
-        (ours[name] - left[name]).abs().max().item()
-        for name in common
-        if name == part or name.endswith(f".{part}")
-    ]
-    print(f"{part:7} compared {len(errors)}, largest error {max(errors):.0e}")
-assert len(common) >= 3 * 9
+packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]])
+documents = torch.tensor([[0] * 5 + [1] * 6])
+row = model(idx[:1], positions=packed, documents=documents)
+check("document 0", row[0, :5], model(idx[:1, :5])[0])
+check("document 1", row[0, 5:], model(idx[:1, 5:])[0])
+
+# %%
+# What each part is worth
+# -----------------------
+#
+# How much do the logits move when a part is removed or wrong? Each damage sets one attribute of one kind of part in a
+# copy of the built model: a function, a ``forward``, or the class. Replacing the class of a built module replaces its
+# ``forward`` and keeps its weights.
+
+
+def unscaled(q, k, v, visibility, dropout=0.0):
+    return formula_attention(q * math.sqrt(q.shape[-1]), k, v, visibility)
+
+
+def see_everything(q, k, v, visibility, dropout=0.0):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+class NoResidual(Block):
+    def forward(self, x, visibility, cache):
+        x = self.attn(self.ln_1(x), visibility, cache)
+        return self.mlp(self.ln_2(x))
+
+
+class PostNorm(Block):
+    def forward(self, x, visibility, cache):
+        x = self.ln_1(x + self.attn(x, visibility, cache))
+        return self.ln_2(x + self.mlp(x))
+
+
+class EpsilonOutside(LayerNorm):
+    def forward(self, x):
+        std, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
+        return (x - mean) / (std + self.eps) * self.weight + self.bias
+
+
+damages = {
+    "no position embedding": ("wpe", "forward", lambda positions: 0.0),
+    "no causal mask": ("h.{}.attn", "attend", see_everything),
+    "no residual": ("h.{}", "__class__", NoResidual),
+    "norm after the sum": ("h.{}", "__class__", PostNorm),
+    "no final norm": ("ln_f", "forward", lambda x: x),
+    "no 1/sqrt(D)": ("h.{}.attn", "attend", unscaled),
+    "gelu for gelu_new": ("h.{}.mlp", "act", F.gelu),
+    "epsilon outside root": ("h.{}.ln_1", "__class__", EpsilonOutside),
+}
+
+# %%
+# For both models, the table shows the largest movement of a logit and the share of the 22 tokens whose most likely
+# successor stays the same.
+
+
+def damaged_copy(model, path, attribute, value):
+    model = copy.deepcopy(model)
+    for i in range(len(model.transformer.h)):
+        part = model.transformer.get_submodule(path.format(i))
+        setattr(part, attribute, value)
+    return model
+
+
+block = model.transformer.h[0]
+copied = damaged_copy(model, *damages["no residual"]).transformer.h[0]
+assert copied.forward.__func__ is NoResidual.forward
+for ours, theirs in zip(copied.parameters(), block.parameters(), strict=True):
+    assert torch.equal(ours, theirs)
+
+moved, same = {}, {}
+print(f"{'':24}{'std 0.25':>16}{'std 0.02':>17}")
+print(f"{'':24}{'moved':>8}{'same':>8}{'moved':>9}{'same':>8}")
+for name, damage in damages.items():
+    line = f"{name:23}"
+    for std, whole in models.items():
+        before, after = whole(idx), damaged_copy(whole, *damage)(idx)
+        moved[name, std] = (after - before).abs().max().item()
+        equal = after.argmax(-1) == before.argmax(-1)  # (B, T)
+        same[name, std] = equal.float().mean().item()
+        line += f"{moved[name, std]:9.2g}{same[name, std]:8.0%}"
+    print(line)
+
+spread = {std: whole(idx).std().item() for std, whole in models.items()}
+print(f"standard deviation{spread[0.25]:14.2g}{spread[0.02]:17.2g}")
+
+# %%
+# With large weights every damage moves a logit by at least four times the tolerance of this page. With small weights
+# the wrong GELU stays below the tolerance.
+#
+# The logits of the small model are smaller themselves, so compare with their standard deviation in the last line. The
+# missing root moves a logit by more than that with large weights. With small ones it moves a logit by less than a
+# fiftieth of it, and every next token stays the same.
+
+assert all(moved[name, 0.25] > 4 * 5e-5 for name in damages)
+assert moved["gelu for gelu_new", 0.02] < 5e-5
+assert moved["no 1/sqrt(D)", 0.25] > spread[0.25]
+assert moved["no 1/sqrt(D)", 0.02] < spread[0.02] / 50
+assert same["no 1/sqrt(D)", 0.02] == 1.0
+
+# %%
+# The reason is that scores are products of two small vectors. Every softmax of the small model is nearly uniform, so
+# its attention is a plain mean whatever the scores are.
+
+uniform = torch.ones(11, 11).tril() / torch.arange(1, 12)[:, None]
+for std, whole in models.items():
+    with record_attention(whole) as maps:
+        whole(idx)
+    distance = max((layer[0] - uniform).abs().max() for layer in maps)
+    print(f"std {std}: largest distance from a plain mean {distance:.2f}")
+    assert distance > 0.5 if std == 0.25 else distance < 0.05
+
+# %%
+# The table shows two more things. Next tokens are a poor test: without the final norm a logit moves by more than 10,
+# and most of the most likely successors are still the same.
+#
+# Large weights are not the answer to everything. The last damage moves a logit *more* with small weights, because
+# there the variance comes close to epsilon. A norm needs a test with small inputs.
+
+assert moved["no final norm", 0.25] > 10
+assert same["no final norm", 0.25] > 0.5
+assert moved["epsilon outside root", 0.02] > moved["epsilon outside root", 0.25]
+
+# %%
+# Why the root of D
+# -----------------
+#
+# If the entries of q and k are independent with mean 0 and variance 1, their product has variance 1, and the sum of
+# D products has variance D. Without the root, the scores of a wide head are large and the softmax selects one key
+# instead of a mean. The next lines draw 500 such queries and 500 keys, and take the mean of each query's largest
+# weight.
+
+generator = torch.Generator().manual_seed(0)
+print("  D   std   largest weight, with root")
+for width in (4, 16, 64, 256):
+    queries, keys = torch.randn(2, 500, width, generator=generator)
+    scores = queries @ keys.T
+    plain = scores.softmax(-1).amax(-1).mean()
+    scaled = (scores / math.sqrt(width)).softmax(-1).amax(-1).mean()
+    print(f"{width:3}  {scores.std():4.1f}   {plain:14.2f}  {scaled:9.2f}")
+    assert abs(scores.std() / math.sqrt(width) - 1) < 0.05
+    assert scaled < 0.05
+assert plain > 0.8
+
+# %%
+# With the root, the weights are spread over the 500 keys at every width. Without it, a wide head looks at one key.
+#
+# Two versions of GELU
+# --------------------
+#
+# GELU multiplies u by the probability that a standard normal variable is below u. GPT-2 was trained with an
+# approximation of it, and the checkpoint's config says so: ``gelu_new``.
+#
+# .. math::
+#
+#    \operatorname{gelu}(u) &= \tfrac{u}{2} \left( 1 + \operatorname{erf}(u / \sqrt{2}) \right) \\
+#    \operatorname{gelu\_new}(u) &= \tfrac{u}{2} \left( 1 + \tanh \left( \sqrt{2 / \pi} \, (u + 0.044715 \, u^3) \right) \right)
+
+u = torch.linspace(-5, 5, 1001, dtype=torch.float64)
+difference = gelu_new(u) - gelu(u)
+largest, at = difference.abs().max(dim=0)
+print(f"largest difference {largest:.1e} at u = {u[at]:.1f}")
+assert 4e-4 < largest < 5e-4
+
+# %%
+# That seems little. It is enough to fail a comparison at our tolerance.
+#
+# The head is the embedding
+# -------------------------
+#
+# After a last LayerNorm, the score of vocabulary entry j is the dot product of the state with row j of ``wte``. The
+# file has no other matrix for the head, and the oracle uses one tensor for both.
+#
+# .. math::
+#
+#    \operatorname{logits}_{tj} = \operatorname{LayerNorm}(x_t) \cdot W_e[j]
+
+final = layer_norm(of_oracle["h.2"], w["ln_f.weight"], w["ln_f.bias"])
+check("logits", final @ w["wte.weight"].T, expected)
+assert len(w) == 4 + 3 * 12 and not any("head" in name for name in w)
+assert oracle.lm_head.weight is oracle.transformer.wte.weight
 
 # %%
 # Where the parameters are
@@ -598,7 +417,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from lm_from_scratch.attention.kinds import use_attention_
 
 T = 1024
-shares = {}
 for size, numbers in SIZES.items():
     L, C = numbers["n_layer"], numbers["n_embd"]
     empty = empty_model(size)
@@ -607,129 +425,208 @@ for size, numbers in SIZES.items():
         empty(torch.zeros(1, T, dtype=torch.long, device="meta"))
     multiplied = T * (12 * C**2 * L + V * C) + 2 * T**2 * C * L
     assert counter.get_total_flops() == 2 * multiplied
-
-    counts = dict.fromkeys(("wte", "wpe", "attn", "mlp"), 0)
-    for name, parameter in empty.named_parameters():
-        for part in counts:
-            counts[part] += parameter.numel() * (f".{part}." in name)
-    embeddings = counts["wte"] + counts["wpe"]
-    parameters = [embeddings, counts["attn"], 0, counts["mlp"]]
-    weights = 4 * T * C**2 * L  # of attention; the MLP has twice as many
-    products = [T * V * C, weights, 2 * T**2 * C * L, 2 * weights]
-    total = sum(parameter.numel() for parameter in empty.parameters())
-    shares[size, "parameters"] = [n / total for n in parameters]
-    shares[size, "multiply-adds"] = [n / multiplied for n in products]
+    parameters = V * C + P * C + L * (12 * C**2 + 13 * C) + 2 * C
+    embeddings = (V * C + P * C) / parameters
+    quadratic = 2 * T**2 * C * L / multiplied
+    print(f"{size:12} embeddings {embeddings:.0%} of the parameters, ", end="")
+    print(f"T² part {quadratic:.0%} of the multiply-adds")
+    assert quadratic < 1 / 7 and embeddings < 1 / 3
 
 # %%
-# The figure compares the smallest and the largest model, at T = 1024.
+# Embeddings hold almost a third of the small model and about a twentieth of the largest. At 1024 tokens the :math:`T^2` part
+# is less than a seventh of the work in all four. It overtakes the weights of a block when :math:`2 T^2 C > 12 T C^2`, that is
+# beyond T = 6C: for the smallest GPT-2, 4608 tokens, more than four times the length that it can read.
 
-ends = ("gpt2", "gpt2-xl")
-shown = {"\n".join(key): shares[key] for key in shares if key[0] in ends}
-labels = ("embedding, head", "attention, weights", "attention, $T^2$", "MLP")
-colours = (COLOURS[1], COLOURS[5], "white", COLOURS[0])
-box = dict(facecolor="white", edgecolor="none", pad=1.0)
-
-made, (ax,) = figure(5.0, 4.2)
-start = [0.0] * len(shown)
-for part, label in enumerate(labels):
-    width = [100 * share[part] for share in shown.values()]
-    style = dict(color=colours[part], hatch=("", "//", "..", "")[part])
-    style |= dict(edgecolor="black", label=label)
-    bars = ax.barh(list(shown), width, left=start, **style)
-    for text, value in zip(ax.bar_label(bars, label_type="center"), width):
-        text.set(text=f"{value:.0f}", bbox=box, visible=value > 4)
-    start = [a + b for a, b in zip(start, width)]
-ax.invert_yaxis()
-ax.grid(False)
-ax.set(xlabel="percent", xlim=(0, 100), title="Parameters and multiply-adds")
-made.legend(loc="outside lower center", ncols=2, frameon=False)
-plt.show()
-
-# %%
-# Embeddings hold almost a third of the small model and about a twentieth of the largest. In a block, the MLP has
-# twice the weights of attention. At 1024 tokens the :math:`T^2` part is less than a seventh of the work in both.
-
-small, large = (shares[size, "parameters"] for size in ends)
-assert 0.30 < small[0] < 1 / 3
-assert 0.04 < large[0] < 0.06
-for size in ends:
-    _, attention_share, _, mlp_share = shares[size, "parameters"]
-    assert abs(mlp_share / attention_share - 2) < 0.01
-    assert shares[size, "multiply-adds"][2] < 1 / 7
-
-# %%
-# The :math:`T^2` part overtakes the weights of a block when :math:`2 T^2 C > 12 T C^2`, that is beyond T = 6C. For the
-# smallest GPT-2 this means 4608 tokens, more than four times the length that it can read.
-
+assert 0.04 < embeddings < 0.06
 assert 6 * SIZES["gpt2"]["n_embd"] == 4608 > 4 * P
 
 # %%
-# How the weights begin
-# ---------------------
+# Bug museum
+# ----------
 #
-# Before training, biases are 0 and weights are drawn with standard deviation 0.02. There is one exception. A block adds
-# two vectors to the stream, so after L blocks it has received 2L of them. If each has variance 1 and they are
-# independent, the sum has variance 2L. So the last matrices of attention and MLP, ``c_proj``, start smaller by
-# :math:`1 / \sqrt{2L}`.
-
-torch.manual_seed(0)
-sizes = dict(vocab_size=97, block_size=32, n_embd=64, n_head=4, n_layer=48)
-deep = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
-drawn = GPT2LMHeadModel(deep).eval()
-
-
-def added_variance(model):  # of all that the blocks add to a token
-    with record_hidden_states(model) as states:
-        model(idx)
-    first, last = states[0][0], states[-2][0]
-    return (last - first).var(-1).mean().item()
+# A mask of -10000
+# ~~~~~~~~~~~~~~~~
+#
+# A user trained a GPT-2 and printed its scores. Many were below -10000, the number that hid the future. So the model
+# had learned to push down the scores of the past, until the tokens that it must not see got the weight. (G25)
+#
+# The published code of GPT-2 replaces a hidden score: it multiplies by 0 and subtracts 1e10. Later programs wrote
+# -10000, some as a replacement, some as a term that is added to the score. Neither hides a key once the scores are that
+# large.
+#
+# Here the weights of ``c_attn`` grow, and the scores grow with the square of the factor. Row 0 is padded as before, and
+# we put other tokens into its padding. The real tokens must not notice.
 
 
-scaled = added_variance(drawn)
-for block in drawn.transformer.h:
-    block.attn.c_proj.weight.mul_(math.sqrt(2 * 48))
-    block.mlp.c_proj.weight.mul_(math.sqrt(2 * 48))
+def write_minimum(scores, hidden):
+    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
 
-plain = added_variance(drawn)
-print(f"added variance {scaled:.1e}, without the factor {plain:.1e}")
-assert 2 * 48 / 2 < plain / scaled < 2 * 48 * 2
+
+masks = {
+    "add -10000": lambda scores, hidden: scores - 10000.0 * hidden,
+    "write -10000": lambda scores, hidden: scores.masked_fill(hidden, -10000.0),
+    "write the minimum": write_minimum,
+}
+
+
+def attend_with(mask):
+    def attend(q, k, v, visibility, dropout=0.0):
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        return mask(scores, ~visibility.mask).softmax(-1) @ v
+
+    return attend
+
+
+other = idx.clone()
+other[0, :4] = (other[0, :4] + 50) % 97
+noticed = {}
+for name, mask in masks.items():
+    for factor in (1, 100):
+        grown = damaged_copy(model, "h.{}.attn", "attend", attend_with(mask))
+        for block in grown.transformer.h:
+            block.attn.c_attn.weight.mul_(factor)
+        change = (
+            grown(other, positions=positions) - grown(idx, positions=positions)
+        )[0, 4:]
+        noticed[name, factor] = change.abs().max().item()
+    ordinary, large = noticed[name, 1], noticed[name, 100]
+    print(f"{name:18} factor 1: {ordinary:.1f}   factor 100: {large:.1f}")
+
+assert all(noticed[name, 1] == 0.0 for name in masks)
+assert noticed["add -10000", 100] > 0.5
+assert noticed["write -10000", 100] > 0.5
+assert noticed["write the minimum", 100] == 0.0
 
 # %%
+# With ordinary weights all three are right, so an ordinary test passes. The last one is the fixed line, and it is
+# the one in ``attention_weights`` of this package: no score lies below the most negative number.
+#
+# Padding that is hidden and still counted
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# A mask alone is not enough. If the padding is hidden but still counted, every real token is read at a wrong place.
+# The forward pass of ``transformers`` counts this way when it gets no ``position_ids``. Its ``generate`` makes them
+# from the mask, so the two disagreed, and a user noticed. (G5)
+
+given = dict(attention_mask=attention_mask)
+mask_only = oracle(idx, **given).logits[0, 4:]
+error = (mask_only - alone).abs().max()
+print(f"mask only: a logit is off by {error:.1f}")
+assert error > 1
+
+given["position_ids"] = positions.clamp(min=0)
+check("with positions", oracle(idx, **given).logits[0, 4:], alone)
+
+# %%
+# Positions that start again
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# With a cache the model receives only the new tokens. Code that looks up ``torch.arange(T)`` then gives the second
+# piece of a text the positions of the first. A hook puts this mistake into a copy of the model. (G4)
+
+
+def start_again(module, args):
+    return (torch.arange(args[0].shape[1])[None],)
+
+
+restarting = copy.deepcopy(model)
+restarting.transformer.wpe.register_forward_pre_hook(start_again)
+
+full_error = (restarting(idx) - expected).abs().max().item()
+wanted = expected.split([5, 1, 3, 2], dim=1)
+cache = GrowingCache(n_layer=3)
+errors = [
+    (restarting(piece, cache=cache) - part).abs().max().item()
+    for piece, part in zip(pieces, wanted)
+]
+print(f"full pass {full_error:.1f}, pieces", *(f"{e:.1f}" for e in errors))
+assert full_error < 5e-5
+assert errors[0] < 5e-5
+assert min(errors[1:]) > 1
+
+# %%
+# The full pass and the first piece are right, and everything after them is wrong. The fixed line belongs to the
+# cache, which knows its own length: after eleven tokens, the next three have the positions 11, 12 and 13.
+
+from lm_from_scratch.cache.interface import place
+
+place(torch.zeros(1, 3), positions=None, start=cache.length)
+
+# %%
+# Now the three passes as one function, for the right model and for both mistakes.
+
+
+def hidden_but_counted(idx, positions=None, cache=None):
+    if positions is not None:
+        places = torch.arange(idx.shape[1])
+        positions = torch.where(positions < 0, -1, places)
+    more = {} if cache is None else dict(cache=cache)
+    return model(idx, positions=positions, **more)
+
+
+def three_passes(call):
+    cache = GrowingCache(n_layer=3)
+    answers = [call(piece, cache=cache) for piece in pieces]
+    errors = (
+        call(idx) - expected,
+        call(idx, positions=positions)[0, 4:] - alone,
+        torch.cat(answers, dim=1) - expected,
+    )
+    return [error.abs().max().item() for error in errors]
+
+
+suspects = dict(right=model, G4=restarting, G5=hidden_but_counted)
+found = {name: three_passes(call) for name, call in suspects.items()}
+print(f"{'':6}{'full':>8}{'padded':>8}{'pieces':>8}")
+for name, errors in found.items():
+    print(f"{name:6}", "".join(f"{error:8.1f}" for error in errors))
+
+wrong = {name: [e > 1 for e in errors] for name, errors in found.items()}
+assert wrong["right"] == [False, False, False]
+assert wrong["G4"] == [False, True, True]
+assert wrong["G5"] == [False, True, False]
+assert max(found["right"]) < 5e-5
+
+# %%
+# One full pass finds neither mistake, and one without padding does not see G5. Always run three: a full pass, one with
+# left padding, and one in uneven pieces through a cache.
+#
 # Exercises
 # ---------
 #
-# 1. *Easy.* Count the parameters of a model with V = 4096, P = 256, C = 128 and L = 8 by the formula. Compare with
-#    ``load_shipped()`` of ``lm_from_scratch.checkpoint``, the trained model of the lesson. What share is in its
-#    embeddings? Hint: the share lies above that of the smallest published model or below it; decide first, then count.
-# 2. *Medium.* Compute ``y`` of one head without ever holding a row of T weights: read the keys four at a time. Hint:
-#    for each query keep the largest score so far, the sum of exponentials, and the weighted sum of values. When the
-#    largest score grows, multiply the other two by the exponential of the old one minus the new one. A right answer
-#    equals ``formula_attention`` to 1e-5; it is the idea inside the fused kernel.
+# 1. *Easy.* Old checkpoints store the causal triangle as ``h.0.attn.bias``. A popular filter drops every name that
+#    ends in ``attn.bias``. Apply it to the names of ``model.state_dict()``: which ones go? Set these tensors to zero
+#    and measure how far the logits move. Hint: this is G16; ``CONSTANTS`` in ``checkpoint/weights.py``
+#    shows a filter that is right.
+# 2. *Medium.* Add a damage to the table: ``view(B, H, T, D)`` without ``transpose``. Hint: write an ``Attention`` with
+#    a wrong ``forward``, like ``NoResidual``. A good answer says how far the logits move, and whether a token still
+#    sees only its past.
+#
 # 3. *Hard.* With a window of W keys, how many tokens back can a model of L blocks look? Run the three blocks with
-#    ``Visibility(plain, plain, window=2)`` and find out by the gradient of the last state with respect to the
-#    embeddings. Hint: each block is called as ``block(x, visibility, NO_CACHE)`` inside ``torch.enable_grad()``. A
-#    right answer names the formula and shows the first token whose gradient is exactly 0.
+#    ``Visibility(plain, plain, window=2)``, where ``plain`` is ``torch.arange(11)[None]``, and take the gradient of the last
+#    state with respect to the embeddings. Hint: each block is called as ``block(x, visibility, NO_CACHE)`` inside
+#    ``torch.enable_grad()``. A good answer names the formula and shows the first token whose gradient is exactly 0.
 #
 # Summary
 # -------
 #
-# * Written with plain tensors, GPT-2 equals ``transformers`` to 5e-5 after every step of a block and in the logits. The
-#   package's model equals it in all blocks.
-# * Attention is a mean of values. Loops, matrix products, the package's formula and the fused kernel agree.
-# * One rule, from positions, makes every mask: causal, padded, after a cache, packed, windowed.
-# * The four published sizes have 124,439,808, 354,823,168, 774,030,080 and 1,557,611,200 parameters. In a block, the
-#   MLP has twice the weights of attention. The :math:`T^2` part of attention overtakes the weights beyond T = 6C.
+# * Test with large weights: with small ones every softmax is nearly uniform, and wrong scores leave no trace. A norm
+#   needs small inputs, too.
+# * Compare logits, not next tokens. Most of them survive a missing norm.
+# * Three passes find what a full one does not: left-padded, and in pieces. With a mask but without positions, a logit
+#   is off by more than 1.
+# * The four published sizes have 124,439,808, 354,823,168, 774,030,080 and 1,557,611,200 parameters. The :math:`T^2` part
+#   of attention overtakes the weights of a block beyond T = 6C.
 #
 # Sources
 # -------
 #
-# * Radford et al.: `Language Models are Unsupervised Multitask Learners <https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf>`_, 2019, and `the published code of GPT-2 <https://github.com/openai/gpt-2/blob/master/src/model.py>`_.
-# * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
-# * Ba, Kiros, Hinton: `Layer Normalization <https://arxiv.org/abs/1607.06450>`_, 2016.
+# * Radford et al.: `the published code of GPT-2 <https://github.com/openai/gpt-2/blob/master/src/model.py>`_, 2019.
+# * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017. The root of D.
 # * Hendrycks, Gimpel: `Gaussian Error Linear Units <https://arxiv.org/abs/1606.08415>`_, 2016.
 # * Press, Wolf: `Using the Output Embedding to Improve Language Models <https://arxiv.org/abs/1608.05859>`_, 2016. One matrix for both ends.
-# * Elhage et al.: `A Mathematical Framework for Transformer Circuits <https://transformer-circuits.pub/2021/framework/index.html>`_, 2021. The residual stream.
-# * Dao et al.: `FlashAttention <https://arxiv.org/abs/2205.14135>`_, 2022. Attention in tiles.
+# * G25 in the wild: `a GPT-2 that sees its future <https://github.com/huggingface/transformers/issues/15199>`_ and `the repair <https://github.com/huggingface/transformers/pull/17306>`_.
+# * G5 in the wild: `logits with and without position_ids <https://github.com/huggingface/transformers/issues/18388>`_.
 
 import platform
 

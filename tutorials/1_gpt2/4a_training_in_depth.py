@@ -33,6 +33,7 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lm_from_scratch.runs.config import TrainConfig
 from lm_from_scratch.text.batch import Batch, padded_batch
 from lm_from_scratch.text.batches import PackedBatches, write_tokens
 from lm_from_scratch.text.corpora import load_corpus, split
@@ -120,11 +121,11 @@ assert int((padded.targets != IGNORE).sum()) == (5 - 1) + (2 - 1)
 print(inspect.getsource(next_token_targets))
 
 # %%
-# The shift happens here, once, in the open. The model does not shift and the loss does not shift: a
+# The shift happens here, once. The model does not shift and the loss does not shift: a
 # shift in two places teaches a model to predict the token after the next one.
 #
-# The rows of a token file are full, as the page on `training rows <1b_training_rows_in_depth.ipynb>`_ shows: an
-# end-of-text token is the last target of one document and the first input of the next.
+# The rows of a token file are full, as `tokens in depth <1a_tokens_in_depth.ipynb>`_ shows:
+# ``<|endoftext|>`` is the last target of one document and the first input of the next.
 #
 # The gradient is the prediction minus the truth
 # ----------------------------------------------
@@ -168,90 +169,13 @@ torch.testing.assert_close(
     p.mean((0, 1)), torch.full((V,), 1 / V), rtol=0.5, atol=0.0
 )
 
-for token in frequency.topk(5).indices.tolist():
-    piece = ascii(tokenizer.decode([token]))
-    print(
-        f"{piece:8} frequency {frequency[token]:.3f}   1/V - pull {1 / V - pull[token]:.3f}"
-    )
-
 # %%
-# AdamW: one step of the optimizer
-# --------------------------------
+# Which weights decay
+# -------------------
 #
-# The gradients of different weights differ a lot in size. (Which weights are not decayed: bug museum, G23.)
-
-loss_of(model, batch).backward()
-sizes = {
-    name: float(p.grad.square().mean().sqrt())
-    for name, p in model.named_parameters()
-}
-for name in (min(sizes, key=sizes.get), max(sizes, key=sizes.get)):
-    print(f"{sizes[name]:.0e}  {name}")
-model.zero_grad()
-assert max(sizes.values()) > 10 * min(sizes.values())
-
-# %%
-# Adam keeps two running means for each weight, of the gradient :math:`g` and of its square, and steps by
-# the first over the root of the second, so that the size cancels. The *W* adds weight decay beside the
-# gradient: each weight loses a small share of itself.
+# `Chapter 7 <../7_optimizers/1_adamw.ipynb>`_ takes AdamW apart. Its *weight decay* takes a small share of itself from each
+# weight in each step. (What happens if all of them decay: bug museum, G23.)
 #
-# .. math::
-#
-#    m &\leftarrow \beta_1 m + (1 - \beta_1)\, g \\
-#    v &\leftarrow \beta_2 v + (1 - \beta_2)\, g^2 \\
-#    \hat m &= m / (1 - \beta_1^t) \\
-#    \hat v &= v / (1 - \beta_2^t) \\
-#    \theta &\leftarrow (1 - \eta \lambda)\, \theta - \eta\, \hat m \,/ (\sqrt{\hat v} + \epsilon)
-#
-# Here :math:`t` counts the steps, :math:`\eta` is the learning rate and :math:`\lambda` the decay. The
-# divisions by :math:`1 - \beta^t` correct for means that started at 0. Written down and compared with
-# ``torch.optim.AdamW`` over five steps:
-
-
-def adamw(theta, g, m, v, t, lr, decay, betas=(0.9, 0.95), eps=1e-8):
-    m = betas[0] * m + (1 - betas[0]) * g
-    v = betas[1] * v + (1 - betas[1]) * g**2
-    m_hat = m / (1 - betas[0] ** t)
-    v_hat = v / (1 - betas[1] ** t)
-    theta = (1 - lr * decay) * theta
-    return theta - lr * m_hat / (v_hat.sqrt() + eps), m, v
-
-
-start = torch.randn(
-    5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-)
-gradients = torch.randn(
-    5, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-)
-
-theirs = torch.nn.Parameter(start.clone())
-optimizer = torch.optim.AdamW(
-    [theirs], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1
-)
-ours, m, v = start.clone(), torch.zeros(5, 3), torch.zeros(5, 3)
-for t, g in enumerate(gradients, start=1):
-    theirs.grad = g.clone()
-    optimizer.step()
-    ours, m, v = adamw(ours, g, m, v, t, lr=0.1, decay=0.1)
-    torch.testing.assert_close(ours, theirs.detach())
-print("five steps agree")
-
-# %%
-# In the first step the ratio is :math:`g / \lvert g \rvert`. So every weight moves by the full learning rate, up or
-# down, however small or large its gradient is. That is one reason why the learning rate starts small.
-
-moved = {}
-for scale in (0.001, 1.0, 1000.0):
-    after, _, _ = adamw(
-        start, scale * gradients[0], 0.0, 0.0, t=1, lr=0.1, decay=0.0
-    )
-    moved[scale] = start - after
-    torch.testing.assert_close(
-        moved[scale], 0.1 * gradients[0].sign(), rtol=1e-2, atol=0.0
-    )
-print("a gradient times 0.001, 1 or 1000: the first step is the same")
-
-# %%
 # The trainer makes two groups of parameters. Matrices decay. Biases and the weights of the norms do
 # not: they are few, and a norm whose scale is pulled towards 0 switches its features off.
 
@@ -273,47 +197,13 @@ total = sum(
 assert total == sum(p.numel() for p in model.parameters())
 
 # %%
-# The learning rate rises and falls
-# ---------------------------------
-#
-# A linear *warm-up* lets Adam's means settle before they are trusted. Then the rate falls along half a
-# cosine and reaches ``min_lr`` in the last step. It is a function of the number of the step and of nothing
-# else.
-
-from lm_from_scratch.runs.config import TrainConfig
-from lm_from_scratch.training.train import learning_rate
-
-config = TrainConfig(steps=400, lr=3e-3, min_lr=3e-4, warmup=50, eval_every=50)
-steps = range(1, config.steps + 1)
-rates = [learning_rate(step, config) for step in steps]
-
-assert math.isclose(
-    rates[0], config.lr / config.warmup
-)  # one 50th of the highest
-assert rates[49] == max(rates) == config.lr  # the end of the warm-up
-assert math.isclose(
-    learning_rate(225, config), (config.lr + config.min_lr) / 2
-)  # half-way down
-assert math.isclose(rates[-1], config.min_lr)  # it ends where it says
-
-fig, (ax,) = figure(5.4, 2.8)
-ax.plot(steps, rates)
-ax.axvline(config.warmup, color=COLOURS[7], linestyle=":", linewidth=1.2)
-ax.text(config.warmup + 8, 2e-4, "end of warm-up")
-ax.set(xlabel="step", ylabel="learning rate", ylim=(0, 3.3e-3))
-ax.set_title("Warm-up, then half a cosine")
-plt.show()
-
-# %%
 # The loop of the package
 # -----------------------
 #
 # Here is everything that happens in one step. The trainer calls it with the batches of the step, each
 # of which is weighted by its number of targets. Docstrings are left out.
 #
-# A run can have several processes, which share the rows of a batch. Here is one: ``processes.share`` returns
-# the whole batch, ``processes.size`` is 1, ``processes.number`` and ``processes.total`` return what they get. The
-# chapter on optimizers says more. ``objective`` is the model with its loss behind it.
+# (``processes`` are those that share the rows of a batch; here there is one. ``objective`` is the model followed by its loss.)
 
 from lm_from_scratch.training.train import accumulate_gradient, optimizer_step
 
@@ -348,7 +238,6 @@ model.zero_grad()
 # and again. A model with far more weights than the batch has tokens must be able to learn it by heart. If the loss
 # does not go to 0, something is broken, and no amount of data will repair it.
 
-constant = TrainConfig(steps=80, lr=1e-2)
 four = Batch(
     *[
         t[:4, :32]
@@ -432,7 +321,7 @@ torch.testing.assert_close(
 naive = fresh()
 for piece in pieces:
     (loss_of(naive, piece) / len(pieces)).backward()  # the mean of the means
-torch.nn.utils.clip_grad_norm_(naive.parameters(), constant.max_grad_norm)
+torch.nn.utils.clip_grad_norm_(naive.parameters(), 1.0)
 error = (gradient(naive) - big_step([whole])).norm() / big_step([whole]).norm()
 print(f"the mean of the means is wrong by {error:.0%} of the gradient")
 assert error > 0.2
@@ -445,8 +334,7 @@ assert error > 0.2
 # Stop and go on: the same bits
 # -----------------------------
 #
-# Long runs get interrupted. A resumed run should not be *similar* to one that ran through: it should be
-# the same. That holds if the data, the learning rate and the random numbers of a step depend on the
+# Long runs get interrupted. A resumed run should be the same as one that ran through, not similar. That holds if the data, the learning rate and the random numbers of a step depend on the
 # number of the step alone, and the checkpoint holds the weights and both means of Adam (bug museum:
 # G18). Dropout is on here, so that random numbers matter.
 
@@ -553,25 +441,6 @@ assert true > 2 * reported
 assert set(said) == {pad}
 assert outcome["right"][1] < true - 0.5
 
-values = {
-    "wrong,\nreported": reported,
-    "wrong,\nreal tokens": true,
-    "right,\nreal tokens": outcome["right"][1],
-}
-fig, (ax,) = figure(5.4, 2.8)
-ax.barh(
-    list(values),
-    list(values.values()),
-    color=[COLOURS[1], COLOURS[3], COLOURS[0]],
-)
-ax.axvline(math.log(V + 1), color=COLOURS[7], linestyle=":", linewidth=1.2)
-ax.text(math.log(V + 1) - 0.05, 0, "uniform", ha="right", va="center")
-ax.invert_yaxis()
-ax.grid(False, axis="y")
-ax.set(xlabel="loss, nats per token")
-ax.set_title("G7: padding as a target hides the real loss")
-plt.show()
-
 # %%
 # A cosine of another length
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -600,6 +469,8 @@ print(f"after 1000 and 2000 steps: {old[999]:.1e} and {old[1999]:.1e}")
 assert 0.002 < 1 - old[29] / 5e-5 < 0.0025
 assert abs(old[999]) < 1e-9 and math.isclose(old[1999], 5e-5, rel_tol=1e-6)
 
+from lm_from_scratch.training.train import learning_rate
+
 fixed = TrainConfig(steps=2000, lr=5e-5, warmup=100)
 new_rates = [learning_rate(step, fixed) for step in range(1, 2001)]
 assert new_rates[-1] == 0.0 and new_rates[99:] == sorted(
@@ -622,7 +493,7 @@ plt.show()
 # Exercises
 # ---------
 #
-# 1. *Medium.* Write the loop of the lesson with accumulation: two pieces of eight rows for one step of sixteen. A right
+# 1. *Medium.* Write the loop of the lesson with accumulation: two pieces of four rows for one step of eight. A good
 #    answer has the gradient of the whole batch, also if the rows of one piece are cut to 8 tokens.
 # 2. *Hard.* Break the resumption: set the first moment of Adam to 0 in a checkpoint, and resume. Can you
 #    see it in the loss, and can ``torch.equal``? Hint: ``optimizer.safetensors`` holds names like
@@ -632,8 +503,7 @@ plt.show()
 # -------
 #
 # * A fresh model scores :math:`\log V` (check 1).
-# * The gradient at the logits is prediction minus truth. In the first step AdamW moves every weight by the
-#   learning rate, whatever the size of its gradient.
+# * The gradient at the logits is prediction minus truth, so a model learns first which tokens are frequent.
 # * A model must be able to learn one batch by heart: the loss went below 0.1 nats (check 2).
 # * Pieces of a batch count by their targets (check 3). A resumed run is equal in every bit (check 4).
 # * The fifth check needs text that the model has not seen. It is on the page on
@@ -642,7 +512,6 @@ plt.show()
 # Sources
 # -------
 #
-# * Loshchilov, Hutter: `Decoupled Weight Decay Regularization <https://arxiv.org/abs/1711.05101>`_, 2019. AdamW.
 # * Loshchilov, Hutter: `SGDR <https://arxiv.org/abs/1608.03983>`_, 2017. The cosine schedule.
 # * Hugging Face: `Fixing Gradient Accumulation <https://huggingface.co/blog/gradient_accumulation>`_, 2024. The mean of the means in a widely used trainer.
 # * Karpathy: `A Recipe for Training Neural Networks <https://karpathy.github.io/2019/04/25/recipe/>`_, 2019. The loss at the start, and overfitting one batch.

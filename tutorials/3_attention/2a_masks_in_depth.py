@@ -544,7 +544,7 @@ assert caught == {
 # on the difference of two positions, and padding does not change a difference. No test should demand more.
 #
 # The -10000 is a mistake, and these tests are too weak to notice it. It takes scores of thousands, as in
-# `how to test a model <../1_gpt2/2b_testing_a_model.ipynb>`_.
+# `GPT-2 in depth <../1_gpt2/2a_gpt2_in_depth.ipynb>`_.
 #
 # Two copies were noticed only because the right model was there to compare with: those whose window is wrong. Compared
 # with themselves, they pass.
