@@ -550,15 +550,6 @@ assert torch.equal(right > 0, triangle[S - T :]) and (right > 0).sum(
     -1
 ).tolist() == [5, 6, 7]
 
-fig, axes = figure(5.4, 3.6, 2, 1)
-keys = [f"k{i}" for i in range(S)]
-for ax, weights, title in zip(
-    axes, (corner, right), ("G2: the first rows", "fixed: the last rows")
-):
-    attention_map(ax, weights, keys, title)
-    ax.set_yticks(range(T), [f"q{i}" for i in range(S - T, S)])
-plt.show()
-
 # %%
 # A forward pass without a cache has as many queries as keys, and both corners are the same. So every test
 # without a cache passes. The check that finds it runs the model in two pieces.
