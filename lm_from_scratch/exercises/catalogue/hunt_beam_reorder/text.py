@@ -15,7 +15,7 @@
 #
 # - `cache` is a `Buffers` as below: `keys` and `values` are lists with one tensor
 #   `(B, H, room, D)` for each layer, and `length` tokens of the room are in use.
-#   What lies behind them is nobody's.
+#   What lies after them belongs to no beam.
 # - A batch holds P prompts with n beams each, so B = P n. The beams of prompt 0 are
 #   the rows 0 ... n - 1, those of prompt 1 the rows n ... 2 n - 1, and so on.
 # - `parents` has shape `(P, n)`, int64. It counts *within* each prompt, from 0 to

@@ -18,7 +18,7 @@
 # - `prompt` has shape `(B, T)`. It is read in pieces of `chunk` tokens, the last
 #   of which may be shorter. Then the likeliest next token follows, row by row,
 #   until the prompt has been continued by `n` tokens; `n` is at least 1.
-# - The result are the logits of every token that was read, `(B, T + n - 1, V)`.
+# - The result is the logits of every token that was read, `(B, T + n - 1, V)`.
 #   They are those of one pass over the whole text without a cache: a token sees
 #   itself and all tokens before it, and the first token of a text is at
 #   position 0.

@@ -9,7 +9,7 @@
 # noticed. The outputs change with every step of the balance, although no weight has moved. And some
 # tokens visit experts of a group that was closed to them.
 #
-# Find what is wrong, and write the function anew. What holds for it:
+# Find what is wrong, and write the function again. What holds for it:
 #
 # - `logits` has shape `(N, E)`: the router's score of each of N tokens for each of E experts, between
 #   -20 and 20. `bias` has shape `(E,)`, of any size and sign. `k` experts are chosen for each token.

@@ -9,7 +9,7 @@
 # float16 it gave NaN in rows of real tokens, but only with left padding and strongly negative
 # scores.
 #
-# Find what is wrong and write the function anew. What holds for it:
+# Find what is wrong and write the function again. What holds for it:
 #
 # - `q` is `(B, H, T, D)`, `k` and `v` are `(B, H, S, D)`; T may be less than S. `visible` is `bool`,
 #   `(B, 1, T, S)`, True where a query sees a key. The result is `(B, H, T, D)` and has the dtype of

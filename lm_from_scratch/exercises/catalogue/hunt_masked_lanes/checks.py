@@ -57,7 +57,7 @@ def results(kernel: Any, **given: Any) -> dict[str, Any]:
 
 def around(kernel: Any, **given: Any) -> dict[str, Any]:
     both, outside = launched(kernel, **given)
-    return {**both, "numbers written behind out or tops": outside}
+    return {**both, "numbers written after out or tops": outside}
 
 
 # ------------------------------------------------------------------------------------- arguments
@@ -91,7 +91,7 @@ LOAD = 'value = tl.load(x + place, mask=inside, other=-float("inf"))'
 TOP = "top = tl.max(value, axis=0)"
 STORE = "tl.store(out + place, value - top, mask=inside)"
 
-BELOW, BEHIND = "rows without a number above 0", "nothing is written behind the last row"
+BELOW, BEHIND = "rows without a number above 0", "nothing is written after the last row"
 LOW = "numbers near -30000"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
@@ -126,7 +126,7 @@ CASES = (
          "row r begins at r * width, in x and in out", use=results, guard=True,
          teaching="one of the tests that the code as found has passed"),
     Case(BELOW, below_zero,
-         "print the whole block in the kernel: what is in the lanes behind the row?", points=3,
+         "print the whole block in the kernel: what is in the lanes after the row?", points=3,
          use=results),
     Case(LOW, lambda g: call(x=100 * normal(g, 2, 100) - 30000, BLOCK=128),
          "no number that is written down in the code is small enough for every row, but one",
@@ -136,17 +136,17 @@ CASES = (
          use=results),
     Case(BEHIND, short,
          "a block has BLOCK lanes, also when it is stored; in the interpreter the next row "
-         "repairs what the row before has spoilt, except behind the last", points=3, use=around),
+         "repairs what the row before has spoilt, except after the last", points=3, use=around),
 )  # fmt: skip
 
 EXERCISE = Exercise(
     name="hunt_masked_lanes", function="margins", page="gpu/2_softmax", minutes=20, difficulty=1,
     outcome="Write a reduction of a row so that masked lanes change neither its result nor the "
-            "memory behind it, and say which tests would have shown it.",
+            "memory after it, and say which tests would have shown it.",
     reference=REFERENCE, needs="triton", hunt="masked lanes of the GPU pages", cases=CASES,
     wrong=planted(WRONG),
     hints=(
-        "A block has BLOCK lanes, a row has fewer numbers. Follow one lane behind the row through "
+        "A block has BLOCK lanes, a row has fewer numbers. Follow one lane after the row through "
         "all five lines: what does it hold, and where does it go?",
         "The maximum sees every lane, so a masked one must hold what no maximum can be. Zero is "
         "neutral for a sum.",

@@ -21,10 +21,10 @@
 # What holds for the fixed kernel:
 #
 # - `x`, `tops` and `out` point to the first number of each. `x` and `out` have as many rows as there
-#   are programs, of `width` numbers, one row right behind the other. `tops` has one number for
+#   are programs, of `width` numbers, one row right after the other. `tops` has one number for
 #   each row. All are float32.
 # - `BLOCK` is a power of two, and `width` at most as large.
-# - What lies behind `x` does not count, and nothing is written behind `out` and `tops`. (The check
+# - What lies after `x` does not count, and nothing is written after `out` and `tops`. (The check
 #   fills all such places, and `out` and `tops`, with 7.)
 # - The numbers of a row may all be below 0, as -30000, or the largest may be 0. Some may be minus
 #   infinity, but not all. Their distance is minus infinity.

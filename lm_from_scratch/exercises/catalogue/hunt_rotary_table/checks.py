@@ -322,7 +322,7 @@ EXERCISE = Exercise(
         "There are two mistakes. Tables are rounded with the module or with the call that made "
         "them. And they are as long as the keys, while it is positions that are looked up.",
         "Which tensors live as long as the module, and what does a model do to them when it is "
-        "converted? What is made anew in each call is not converted. The page on RoPE tells "
+        "converted? What is made again in each call is not converted. The page on RoPE tells "
         "the story in its bug museum (Q9, Q10).",
     ),
 )  # fmt: skip

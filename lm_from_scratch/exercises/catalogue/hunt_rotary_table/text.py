@@ -66,7 +66,7 @@ from lm_from_scratch.exercises import check
 check("hunt_rotary_table", Rotary_as_found)
 
 # %% [markdown]
-# Write it anew, or copy it and change what is wrong.
+# Write it again, or copy it and change what is wrong.
 
 
 # %%

@@ -9,7 +9,7 @@
 # by hand, with -100 in all of them: the output should be 0 everywhere, and it was the mean of the
 # values.
 #
-# Find what is wrong, and write the function anew. What holds for it:
+# Find what is wrong, and write the function again. What holds for it:
 #
 # - `projected` has shape `(B, T, H * 2 * D)`: for each of H heads, one after the other, the D features
 #   of its query, then the D numbers of its gate, before the sigmoid.

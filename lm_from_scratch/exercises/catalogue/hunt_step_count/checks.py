@@ -237,7 +237,7 @@ WRONG = [
     ("the count is that of the group, less the steps before the first gradient",
      {CHECK: CHECK + GROUP, '{"step": 0,': '{"step": 0, "from": state["t"] - 1,'}
      | counted('state["t"] - state[i]["from"]'), GAPS),
-    ("the count of the group begins anew when a parameter is new",
+    ("the count of the group begins again when a parameter is new",
      {CHECK: CHECK + GROUP, "zeros = torch": 'state["t"] = 1\n            zeros = torch'}
      | counted('state["t"]'), GAPS),
     ("only the first mean is corrected by the parameter's own count",
@@ -250,7 +250,7 @@ WRONG = [
     ("a parameter without a gradient decays",
      {NONE: "        if grad is None:\n            p.mul_(1 - lr * weight_decay)\n"
       "            continue\n"}, NEVER),
-    ("a parameter starts anew after a step without a gradient",
+    ("a parameter starts again after a step without a gradient",
      {NONE: NONE.replace("continue", "state.pop(i, None)\n            continue")}, GAPS),
     ("the state is kept by shape, so that parameters of one shape share it",
      {"        grad = grads[i]\n": "        grad, i = grads[i], tuple(p.shape)\n"}, ALIKE),

@@ -9,7 +9,7 @@
 # Then two things were noticed. A score is a sum of ReLUs, so that many scores are exactly 0. And
 # somebody counted: the first query of a text saw a single key, and was said to read eight.
 #
-# Find what is wrong, and write the function anew. What holds for it:
+# Find what is wrong, and write the function again. What holds for it:
 #
 # - `scores` is float32, `(T, S)`: one row for each query. Scores may be equal, negative, a hair apart
 #   or far from 0, but none is infinite or NaN. `k` is a number of at least 1, and may exceed S.

@@ -7,7 +7,7 @@
 # this model 5, 5, 12, 12. One repair alone does not make the logits right, so a comparison of
 # logits does not tell a good repair from a bad one.
 #
-# Find what is wrong and write the function anew. What holds for it:
+# Find what is wrong and write the function again. What holds for it:
 #
 # - `n_layers`, `max_window_layers`, `T` and `S` are numbers. `sliding_window` is a number of at
 #   least 1, or `None` if the switch is off.

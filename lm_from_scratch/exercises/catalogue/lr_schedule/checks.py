@@ -150,7 +150,7 @@ CASES = (
     Case(LONG, long,
          "with warmup=0 step 1 belongs to the cosine, and nothing is divided by 0", use=rates),
     Case(LATER, after,
-         "a cosine rises again behind its lowest point: hold the progress at 1", use=rates),
+         "a cosine rises again after its lowest point: hold the progress at 1", use=rates),
     Case("a warm-up as long as the run", too_long, "raise ValueError before any division",
          use=refused),
 )  # fmt: skip

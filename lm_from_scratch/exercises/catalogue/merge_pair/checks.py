@@ -159,7 +159,7 @@ WRONG = [
     ("the first pair found wins a tie", {BEST: "max(pairs, key=lambda p: pairs[p])"}, TIE),
     ("only the first occurrence in a word is replaced",
      {"if new and": "if new and new_id not in new and"}, TWICE),
-    ("the second id of the pair stays behind the new id",
+    ("the second id of the pair stays after the new id",
      {"new[-1] = new_id": "new[-1:] = [new_id, i]"}, PLAIN),
     ("an id is used twice: 7 7 7 becomes 300 300",
      {MERGE: """\
@@ -236,7 +236,7 @@ CASES = (
          "a word may hold a pair several times: all of them count, and all are replaced", use=step,
          teaching="counting once a word is told apart from counting no overlaps"),
     Case(THREE, three_equal,
-         "go from left to right, and after a replacement go on behind both ids: 7 7 7 becomes 300 "
+         "go from left to right, and after a replacement go on after both ids: 7 7 7 becomes 300 "
          "7", use=step),
     Case(OVERLAP, overlap,
          "7 7 7 holds the pair (7, 7) at two places: counting looks at every place", use=step),

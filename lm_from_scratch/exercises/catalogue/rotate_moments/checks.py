@@ -77,7 +77,7 @@ WRONG = [
      {"turns, squares = [], []": "return exp_avg, exp_avg_sq"}, RIGHT),
     ("the second moment stays as it is, only the first is turned",
      {RETURN: "return mean * corrections[0], exp_avg_sq * 1.0"}, SQUARES),
-    ("the moments begin anew, from 0", {RETURN: "return 0 * mean, 0 * mean_square"}, SQUARES),
+    ("the moments begin again, from 0", {RETURN: "return 0 * mean, 0 * mean_square"}, SQUARES),
     ("the second moment is turned like the first",
      {RESULT: "project(variance, *turns) + mean.square()"}, SQUARES),
     ("the second moment is turned like the first, mean and all",

@@ -113,7 +113,7 @@ APART, HALF = "rows apart in memory", "float16"
 WRONG = [
     ("the padding of the row is 0", {OTHER: "other=0.0"}, SHORTER),
     ("the maximum is not subtracted", {E: "e = tl.exp(value)"}, RANGE),
-    ("the load has no mask: what lies behind the row counts",
+    ("the load has no mask: what lies after the row counts",
      {f"place, mask=inside, {OTHER}": "place"}, SHORTER),
     ("the store has no mask", {"p, mask=inside)": "p)"}, BETWEEN),
     ("numbers of x count up to its stride", {"mask=inside, other": "mask=column < x_stride, other"},

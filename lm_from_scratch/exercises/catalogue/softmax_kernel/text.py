@@ -15,7 +15,7 @@
 #   with as many rows as there are programs. `width` is at most `BLOCK`.
 # - Neighbours in a row lie side by side. From one row to the next it is `x_stride` numbers in `x` and
 #   `out_stride` in `out`. Both are at least `width`, and need not be equal.
-# - Other numbers may lie before, between and behind the rows of `x`. They must not count. Nothing
+# - Other numbers may lie before, between and after the rows of `x`. They must not count. Nothing
 #   is written outside the rows of `out`. (The check fills all such places, and `out`, with 7.)
 # - The numbers may be large, as 1000 or -30000. A row may have places of minus infinity, whose
 #   probability is 0. A row of nothing else becomes NaN, as in `torch.softmax`.

@@ -23,7 +23,7 @@
 #   $L$. `beta_fast` is 32 and `beta_slow` is 1 if the caller does not give them.
 # - The result is two things: the new speeds, float32 of shape `(D/2,)`, right to five digits, and
 #   the number that cosines and sines are multiplied by.
-# - `first` is at least 0, also where $i(\beta_\text{fast})$ is below 0. `last` may lie behind the
+# - `first` is at least 0, also where $i(\beta_\text{fast})$ is below 0. `last` may lie beyond the
 #   last pair $D/2 - 1$, and is not cut off there. (transformers cuts it off at $D - 1$, which no
 #   case here reaches.)
 # - Where `first` and `last` are equal, the ramp is a step: that pair keeps its speed, and all after
