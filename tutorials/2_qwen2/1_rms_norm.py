@@ -261,7 +261,7 @@ assert torch.nn.functional.rms_norm(x[sizes > 257], x.shape[1:]).eq(1).all()
 # ---------
 #
 # 1. *Easy.* Normalise (3, 4) and (4, 3), then (8, 9) and (9, 8), with RMSNorm and with LayerNorm (weights 1, biases 0).
-#    A good answer says what LayerNorm can no longer tell apart.
+#    A good answer names what LayerNorm can no longer tell apart.
 # 2. *Easy.* Let a forward hook multiply what ``model.model.embed_tokens`` returns by 10, and compare the logits. A
 #    right answer explains why they change although the norm ignores scale. Hint: what do the blocks add to the state?
 # 3. *Medium.* Fold the weight of a norm into the ``nn.Linear`` that reads its output: new matrix, norm weight 1, same

@@ -423,7 +423,7 @@ assert error[0.02].max() < 0.02
 
 # %%
 # The first token sees only itself, at distance 0, where every layout is right. So its logits look fine, and with small
-# weights the others do too. The scores of one query and one key show the same: right on the diagonal, wrong beside it.
+# weights the later ones do too. The scores of one query and one key show the same: right on the diagonal, wrong beside it.
 
 cos, sin = rotation(torch.arange(48)[None], whole)
 q_other, k_other = (

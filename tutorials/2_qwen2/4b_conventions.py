@@ -188,8 +188,8 @@ for name, hf, ours in (("GPT-2", hf_gpt2, gpt2), ("Qwen2", hf_qwen2, qwen2)):
 # %%
 # A test on a rotary model therefore says nothing about a model with a position table.
 #
-# Who is visible
-# --------------
+# Which keys are visible
+# ----------------------
 #
 # The window
 # ~~~~~~~~~~
@@ -539,8 +539,8 @@ torch.testing.assert_close(conv(x), linear(x), atol=5e-5, rtol=0)
 # The loss
 # --------
 #
-# Who shifts
-# ~~~~~~~~~~
+# Where the labels are shifted
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The package's targets are already shifted: ``targets[t]`` is the token after ``idx[t]``. The models of
 # ``transformers`` take ``labels`` that equal the ids, and shift them inside. If you give them shifted targets, you train the

@@ -119,7 +119,7 @@ print(f"about {size:.0f}")
 assert 30 < size < 34
 
 # %%
-# About 32, which is the root of 1,024. Half of the products are negative and cancel most of the others. Of a sum of D
+# About 32, which is the root of 1,024. Half of the products are negative and cancel most of the positive ones. Of a sum of D
 # random numbers about :math:`\sqrt{D}` remains.
 #
 # So a wide head has large scores before it has learned anything. Here are the weights of nine random keys for heads of
