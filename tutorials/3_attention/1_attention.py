@@ -52,6 +52,48 @@ assert words[3] == " file" and 0.6 < weights[3] < 0.66
 assert torch.allclose(q[-1] @ k[3], torch.tensor(8.0), atol=0.1)
 
 # %%
+# What one look is worth
+# ----------------------
+#
+# Does ``␣an`` need to see ``␣file``? We hide this one key from it, in every head of every block.
+#
+# **Predict first.** Which next word loses most of its probability?
+#
+# * exception
+# * error
+# * absolute
+
+from lm_from_scratch.attention.kinds import attention_layers
+
+
+def without_file(q, k, v, visibility, dropout=0.0):
+    scores = q @ k.mT / math.sqrt(D)  # (B, H, T, S)
+    scores = scores.masked_fill(~visibility.mask, -torch.inf)
+    scores[:, :, -1, 3] = -torch.inf
+    return scores.softmax(-1) @ v
+
+
+def logits_with(attend):
+    for layer in attention_layers(model):
+        layer.attend = attend
+    return model(ids[None])  # (B, T, V)
+
+
+shares = [y[0, -1].softmax(0) for y in (logits, logits_with(without_file))]
+for word in (" exception", " error", " absolute"):
+    (i,) = tokenizer.encode(word)
+    seen, hidden = (share[i] for share in shares)
+    print(f"{word.strip():9}  {seen:.1%}, without file {hidden:.1%}")
+
+(i,) = tokenizer.encode(" absolute")
+assert shares[1][i] < shares[0][i] / 4
+for word in (" exception", " error"):
+    (i,) = tokenizer.encode(word)
+    assert shares[1][i] > shares[0][i]
+
+# %%
+# Absolute: a *file* can have an absolute path. Without it, the model falls back on words that often follow any ``␣an``.
+#
 # Where the three matrices come from
 # ----------------------------------
 #
@@ -190,8 +232,8 @@ assert 4 * heads * T * T == 48 * 2**30
 #
 #    P_j = \frac{e^{s_j - m}}{\sum_i e^{s_i - m}}
 #
-# It needs two numbers of the *whole* row: the largest score m, and the sum. (The exponential of 100 is already too large
-# for a float32. Subtracting m from all scores keeps the exponentials small, and changes no weight.)
+# It needs two numbers of the *whole* row: the largest score m, and the sum. (Subtracting m changes no weight, and keeps
+# the exponentials within the range of float32.)
 #
 # Repair the sum
 # --------------
@@ -262,11 +304,7 @@ def in_tiles(q, k, v, visibility, dropout=0.0, tile=4):
 # * they move a little, and less with larger tiles
 # * they are different numbers
 
-from lm_from_scratch.attention.kinds import attention_layers
-
-for layer in attention_layers(model):
-    layer.attend = in_tiles
-moved = (model(ids[None]) - logits).abs().max()
+moved = (logits_with(in_tiles) - logits).abs().max()
 print(f"logits: up to {logits.abs().max():.0f}")
 print("moved by less than 0.0001:", bool(moved < 1e-4))
 
@@ -287,9 +325,6 @@ assert moved < 1e-4
 # 2. *Medium.* In a row of S random scores, how often does the running maximum change? Count it for S = 10, 100 and
 #    1000, over many rows. A good answer compares with :math:`1 + 1/2 + \dots + 1/S`. Hint: with what probability is the
 #    last of j scores the largest?
-# 3. *Medium.* Start m at minus infinity instead of the lowest finite number. The sentence above still works. Find a
-#    batch for which the result is NaN. Hint: which tile has no largest score? A good answer names the first line that
-#    makes a NaN.
 #
 # Summary
 # -------
