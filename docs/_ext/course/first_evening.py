@@ -25,7 +25,8 @@ def add(app: Any, document: nodes.document) -> None:
         links = [next(item.findall(addnodes.pending_xref)) for item in group.children]
         each = [minutes(link["reftarget"].removeprefix("/")) for link in links]
         for item, number in zip(group.children, each, strict=True):
-            item.children[0] += nodes.inline("", f" ({_('{number} min').format(number=number)})")
+            time = _("{number} min").format(number=number)
+            item.children[0] += nodes.inline("", f" ({time})")
         total = _("All seven: {minutes} minutes to read.").format(minutes=sum(each))
         at = group.parent.index(group) + 1
         group.parent.insert(at, nodes.paragraph("", total, translatable=False))
