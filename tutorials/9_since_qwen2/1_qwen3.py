@@ -28,7 +28,7 @@ from lm_from_scratch.text.corpora import load_corpus
 
 model, tokenizer = load_shipped("qwen2-docs")
 ids = tokenizer.start("If the list is empty, return the first")
-words = ["⊢", *(w.replace(" ", "␣") for w in tokenizer.pieces(ids)[1:])]
+words = [w.replace(" ", "␣") for w in tokenizer.pieces(ids)]
 with record_scores(model) as recorded:
     model(torch.tensor([ids]))
 scores = recorded[4][0][0, 0, -1]  # block 4, head 0, the last word
@@ -45,7 +45,7 @@ assert (scores.softmax(-1) > 0.05).sum() >= 6
 assert words[scores.argmax()] == "␣list"
 
 # %%
-# (⊢ is the start token, ``<|endoftext|>``, and ␣ is a space.) The trained head listens to many words, most of all to
+# (``<|endoftext|>`` is the start of the text, ``␣`` a space.) The trained head listens to many words, most of all to
 # *list*. Ten times as loud, *list* is all that it hears.
 #
 # What softmax does with a thousand

@@ -154,12 +154,12 @@ text = "If the list is empty, return the first item of the second argument. If i
 ids = torch.tensor([tokenizer.start(text)])
 tokens = seen(ids)[0]  # (T, C)
 routing = plain[0].gate(tokens)
-pieces = ["⊢", *tokenizer.pieces(ids[0].tolist())[1:]]
+pieces = tokenizer.pieces(ids[0].tolist())
 visited_experts(pieces, routing.experts[:, 0].tolist())
 
 # %%
-# (⊢ is the start token, ``<|endoftext|>``.) The experts do not know what words are, and yet most *the* go to one of them.
-# In three layers that began with different weights, this is the share of all *the* in new text that the favourite
+# (``<|endoftext|>`` is the start of the text.) The experts do not know what words are, and yet most copies of *the* go to one of them.
+# In three layers that began with different weights, the favourite expert gets this share of all *the* in new
 # expert gets:
 
 the = test_ids.flatten() == tokenizer.encode(" the")[0]

@@ -2,9 +2,9 @@ r"""
 Where spare attention goes
 ==========================
 
-The weights of an attention head sum to 1. Always, even when nothing in the text helps. Below, a query meets four keys,
-and none of them fits. It spends all its weight all the same. If a *sink* takes part, one more score without a value,
-most of the weight goes to nothing:
+The weights of an attention head sum to 1. Always, even when nothing in the text helps. Below, a query meets four keys
+(⊢ begins the text), and none of them fits. It spends all its weight on them all the same. Only if a *sink* takes part, one
+more score without a value, does most of the weight go to nothing:
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/6_attention_maps", "../5_caching/2_kinds_of_cache"]
@@ -45,7 +45,7 @@ def write(rows, length):
     return ids
 
 
-rows, test = write(2000, 33), write(128, 97)
+rows, test = write(1500, 33), write(128, 97)
 
 # %%
 # We train three models, from three seeds:
@@ -58,12 +58,12 @@ def train(kind, seed):
     model = kind(
         Qwen2Config(**sizes, tie_word_embeddings=False, eos_token_id=None)
     )
-    adamw = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.01)
-    for step in range(400):
+    adamw = torch.optim.AdamW(model.parameters(), 2e-2, weight_decay=0.01)
+    for step in range(160):
         adamw.param_groups[0]["lr"] = (
-            1e-2 * min(1, (step + 1) / 50) * (1 - step / 400)
+            2e-2 * min(1, (step + 1) / 50) * (1 - step / 160)
         )
-        x = rows[torch.randint(len(rows), (32,))]
+        x = rows[torch.randint(len(rows), (16,))]
         loss = F.cross_entropy(model(x)[:, :-1].mT, x[:, 1:])
         adamw.zero_grad()
         loss.backward()

@@ -41,11 +41,11 @@ with torch.no_grad(), record_attention(model) as maps:
     model(test.idx[:1])
 row = maps[-1][0][0].mean(0)[220, :221]  # the mean over four heads: (S,)
 best = row.topk(16).indices.tolist()
-text = ["⊢", *tokenizer.pieces(test.idx[0, 1:221].tolist())]
+text = tokenizer.pieces(test.idx[0, :221].tolist())
 drawings.where_it_looks(text, row.tolist(), best)
 
 # %%
-# The text has 221 tokens (⊢ is the start token, ``<|endoftext|>``). The query looks at the line that it ends, and at a few
+# The text has 221 tokens (``<|endoftext|>`` is its start). The query looks at the line that it ends, and at a few
 # tokens of the line before.
 #
 # **Predict first.** What share of its attention is on the 16 framed keys?
