@@ -45,7 +45,7 @@ def write(rows, length):
     return ids
 
 
-rows, test = write(1500, 33), write(128, 97)
+rows, test = write(2000, 33), write(128, 97)
 
 # %%
 # We train three models, from three seeds:
@@ -59,9 +59,9 @@ def train(kind, seed):
         Qwen2Config(**sizes, tie_word_embeddings=False, eos_token_id=None)
     )
     adamw = torch.optim.AdamW(model.parameters(), 2e-2, weight_decay=0.01)
-    for step in range(160):
+    for step in range(200):
         adamw.param_groups[0]["lr"] = (
-            2e-2 * min(1, (step + 1) / 50) * (1 - step / 160)
+            2e-2 * min(1, (step + 1) / 50) * (1 - step / 200)
         )
         x = rows[torch.randint(len(rows), (16,))]
         loss = F.cross_entropy(model(x)[:, :-1].mT, x[:, 1:])
@@ -281,7 +281,7 @@ for name, three in found.items():
 
 assert found["sink"][:, 0].max() < 0.25 and found["sink"][:, 1].max() < 0.5
 assert found["gate"][:, 0].max() < found["plain"][:, 0].min()
-assert max(x[:, 2].max() for x in found.values()) < 0.02 + min(
+assert max(x[:, 2].max() for x in found.values()) < 0.03 + min(
     x[:, 2].min() for x in found.values()
 )
 
@@ -289,7 +289,7 @@ assert max(x[:, 2].max() for x in found.values()) < 0.02 + min(
 # With a sink, idle rows spend less than half of their weight on letters, and the first token is an ordinary token again.
 # With a gate the first token's share is smaller, too; how much smaller differs from seed to seed.
 #
-# The loss is the same for all nine models, within 0.02 nats: at this size, a bin that a model builds for itself is as
+# The loss is the same for all nine models, within 0.03 nats: at this size, a bin that a model builds for itself is as
 # good as one that you build in. There are other reasons to build one in: a window may then drop any token, and
 # large models mark their bin with huge features, which are hard to quantise. Qiu et al. (2025) report that gates remove
 # both the bin and those features.
