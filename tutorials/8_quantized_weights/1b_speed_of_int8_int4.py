@@ -38,7 +38,7 @@ generator = torch.Generator().manual_seed(0)
 #
 #    t \ge \frac{\text{bytes of the weights}}{\text{bytes that memory delivers in a second}}
 #
-# Here is a model with the width and the vocabulary of GPT-2 small, with random weights and 2 layers instead of 12 to
+# Here is a model with the width and the vocabulary of GPT-2 small, with random weights and 2 blocks instead of 12 to
 # keep the page quick. What it reads can be counted before anything is timed.
 
 from lm_from_scratch.cache.slots import cache_for
@@ -272,7 +272,7 @@ for title, (weight, dtype) in weights.items():
 # ---------
 #
 # 1. *Easy.* How many tokens a second could a machine with 100 GB/s decode at most with Qwen2-7B in bfloat16, int8 and
-#    int4? It has 28 layers, hidden size 3584, intermediate size 18944, 28 heads and 4 key-value heads of 128 numbers, a
+#    int4? It has 28 blocks, hidden size 3584, intermediate size 18944, 28 heads and 4 key-value heads of 128 numbers, a
 #    vocabulary of 152064 and an untied head. A good answer counts the bytes with a model on the ``meta`` device, and
 #    leaves the looked-up embedding out.
 #

@@ -252,7 +252,7 @@ assert not p.any()
 #
 # 1. *Easy.* Add a sixth place to ``places``: a tuple, a closure, or an ``nn.ParameterList``. A good answer predicts
 #    first whether it follows the assignment, ``.data =`` and the swap.
-# 2. *Easy.* Swap a buffer, the running mean of a BatchNorm layer, and then swap a parameter for a plain tensor. A right
+# 2. *Easy.* Swap a buffer, the running mean of a BatchNorm layer, and then swap a parameter for a plain tensor. A good
 #    answer says what ``named_parameters`` lists in the second case, and why. Hint: ``module._parameters``.
 # 3. *Hard.* Write a swap that moves an optimizer's state along, for equal shapes. A good answer goes on exactly like a
 #    run in which the optimizer held the other tensor from the start. Hint: both tensors need a key in ``state``.

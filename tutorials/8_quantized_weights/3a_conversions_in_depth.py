@@ -472,7 +472,7 @@ except RuntimeError as error:
 # Exercises
 # ---------
 #
-# 1. *Easy.* Call ``observe`` with a function that sets ``module.weight.data`` to a bfloat16 copy of the weight. A right
+# 1. *Easy.* Call ``observe`` with a function that sets ``module.weight.data`` to a bfloat16 copy of the weight. A good
 #    answer predicts the ten fields first. Which row of the table are they equal to?
 # 2. *Medium.* Give the weight of a ``Tied`` a hook that doubles its gradient, convert, and look at the gradient of
 #    ``module.weight.sum()``. Do so for all ``PATHS``: each is a tuple of the conversion and, for some, the argument of

@@ -308,7 +308,7 @@ assert before == 6_291_456 and after == 1_572_864 + 4 * 9_216
 # Exercises
 # ---------
 #
-# 1. *Easy.* Add ``aten.empty_like.default`` to your table, so that ``nn.Linear.to_empty(device="meta")`` works. A right
+# 1. *Easy.* Add ``aten.empty_like.default`` to your table, so that ``nn.Linear.to_empty(device="meta")`` works. A good
 #    answer shows the devices of wrapper, codes and scale.
 # 2. *Easy.* ``mine.load_state_dict(mine.state_dict())`` fails. Add the operator that it names. A good answer copies
 #    codes and scale into the memory that is there, and shows with ``data_ptr()`` that the memory stayed the same.

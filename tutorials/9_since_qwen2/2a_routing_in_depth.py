@@ -281,7 +281,7 @@ assert overload(visits(routing)) > 1.0 > overload(visits(routing, real))
 # Exercises
 # ---------
 #
-# 1. *Easy.* Print how often softmax and sigmoid choose the same experts if each has a bias of 0.1 on expert 3. A right
+# 1. *Easy.* Print how often softmax and sigmoid choose the same experts if each has a bias of 0.1 on expert 3. A good
 #    answer says why that bias moves one of them more, for E = 16 and for E = 256.
 # 2. *Medium.* Let the balance of the lesson count visits of three layers together, as the pooled loss does. A good answer
 #    has the overload of each layer, with and without pooling, for three seeds.

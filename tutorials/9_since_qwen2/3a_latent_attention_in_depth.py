@@ -258,7 +258,7 @@ assert [round(times[n], 1) for n in times] == [8.9, 71.1, 71.1, 35.6, 22.2]
 
 # %%
 # The latent has the same 512 numbers for 16 heads as for 128: heads cost no memory any more. They still cost time. A
-# layer of DeepSeek-V3 that decodes reads 1,152 bytes of each old token, and does 128 heads' work with them. An ordinary
+# block of DeepSeek-V3 that decodes reads 1,152 bytes of each old token, and does 128 heads' work with them. An ordinary
 # cache has a few operations a byte, so it waits for memory. And here?
 
 operations = 128 * 2 * (2 * 512 + 64)  # a multiplication and an addition
@@ -318,7 +318,7 @@ assert 4 * quick < slowly
 # Bug museum
 # ----------
 #
-# Each mistake is one line of the layer, and is tried on all layers of the tiny model, with the three checks from above.
+# Each mistake is one line of the layer, and is tried on all blocks of the tiny model, with the three checks from above.
 
 
 class Mistaken(LatentAttention):

@@ -299,7 +299,7 @@ assert max(x[:, 2].max() for x in found.values()) < 0.03 + min(
 #
 # 1. *Easy.* Set the trained sink to -10 with ``copy_``, and look again. A good answer explains why the loss rises at
 #    idle letters alone. Hint: ``models["sink"][0].model.layers[0].self_attn.sinks``.
-# 2. *Medium.* Train without ⊢: drop the first column of ``rows`` and ``test``. Which token becomes the sink? A right
+# 2. *Medium.* Train without ⊢: drop the first column of ``rows`` and ``test``. Which token becomes the sink? A good
 #    answer shows a map of three seeds.
 # 3. *Medium.* Remove the rule, so that no letter comes back, and train ``plain`` again. How large is the first token's
 #    share when the head never has work? Explain what you see by gradients.

@@ -225,8 +225,8 @@ assert sorted(held[held >= 0].tolist()) == [0, 1, 92, 93, 94, 95, 96]
 # What published models chose
 # ---------------------------
 #
-# * gpt-oss has a sink in every head of every layer; every second layer sees 128 keys.
-# * Qwen3-Next has gates in its layers of full attention, one for each feature, from the same projection as the query.
+# * gpt-oss has a sink in every head of every block; every second block sees 128 keys.
+# * Qwen3-Next has gates in its blocks with full attention, one for each feature, from the same projection as the query.
 # * StreamingLLM trains nothing, and keeps four tokens of a finished model.
 #
 # Bug museum

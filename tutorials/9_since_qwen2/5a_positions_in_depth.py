@@ -103,7 +103,7 @@ compare("SmolLM3", hf_smol, smol)
 assert smol.config.rope_layers == (1, 1, 1, 0)
 
 # %%
-# GLM-4.5 turns half of its features. With dense layers in the place of its experts it is a Qwen2 with partial RoPE: the
+# GLM-4.5 turns half of its features. With dense MLPs in place of its experts it is a Qwen2 with partial RoPE: the
 # rotary embedding of a narrower head, and another function that applies it.
 
 hf_glm = hf_model(
@@ -130,8 +130,8 @@ def glm():
 compare("GLM-4.5, dense", hf_glm, glm())
 
 # %%
-# Mellum 2 has two bases, as Gemma 3: one for layers that slide, one for those that see all. With dense layers it is a
-# Qwen3 whose model makes a rotation for each *kind* of layer and hands each layer its own.
+# Mellum 2 has two bases, as Gemma 3: one for blocks that slide, one for those that see all. With dense MLPs it is a
+# Qwen3 whose model makes a rotation for each *kind* of block and hands each block its own.
 
 
 class TwoBases(Qwen3Model):
@@ -256,15 +256,15 @@ assert chosen["laguna"][0] == [(10_000.0, 1.0), (500_000.0, 0.5)]
 assert chosen["smollm3"][1] == chosen["llama4_text"][1] == 0.75
 
 # %%
-# The oldest, GPT-NeoX, turned a quarter. Four families have two bases: the smaller one is for layers that slide, because
-# a layer that sees few tokens needs no slow pairs. (Cohere's Command R7B and EXAONE 4 leave out the rotation as well, in
-# the layers that see all tokens. Their configs do not say so; their code does.)
+# The oldest, GPT-NeoX, turned a quarter. Four families have two bases: the smaller one is for blocks that slide, because
+# a block that sees few tokens needs no slow pairs. (Cohere's Command R7B and EXAONE 4 leave out the rotation as well, in
+# the blocks that see all tokens. Their configs do not say so; their code does.)
 #
-# What a layer without positions knows
+# What a block without positions knows
 # ------------------------------------
 #
-# One layer without rotation takes a mean over a *set*. Shuffle the tokens before the last one, and its output for the
-# last one stays. With two layers it does not: in the first, each token saw only what came before *it*.
+# One block without rotation takes a mean over a *set*. Shuffle the tokens before the last one, and its output for the
+# last one stays. With two blocks it does not: in the first, each token saw only what came before *it*.
 
 
 def nope(n_layer, seed=0, rope=0):
@@ -287,8 +287,8 @@ for n_layer in (1, 2):
     assert moved < 1e-12 if n_layer == 1 else moved > 1e-3
 
 # %%
-# How much of the position is left, then? A linear probe predicts it from the states after each layer, in models of four
-# layers with random weights. It is fitted on half of 256 rows of 64 random tokens and tested on the other half. A share
+# How much of the position is left, then? A linear probe predicts it from the states after each block, in models of four
+# blocks with random weights. It is fitted on half of 256 rows of 64 random tokens and tested on the other half. A share
 # of 0 means that it knows no more than the mean; 1 is perfect.
 
 
@@ -331,7 +331,7 @@ assert (shares[1, True] - shares[0, True]).abs().max() < 0.1
 
 # %%
 # A token that begins every text makes the difference. Every later token sees it among all others, so its weight in the
-# mean is about one over the position, and the next layers read it off. Without it little is left. Absolute position is
+# mean is about one over the position, and the next blocks read it off. Without it little is left. Absolute position is
 # nothing that RoPE provides: its rows are the same.
 #
 # On real text
@@ -547,31 +547,31 @@ assert wide[0] == narrow[0] and (wide[1:] > narrow[1:]).all()
 assert found["angles of the whole head"][1] > 0.05
 
 # %%
-# The width is divided again in every layer
+# The width is divided again in every block
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# In a server, a model halved the width of a rotation that *all layers share*, once for each layer (M66). A reader
-# `printed it <https://github.com/vllm-project/vllm/issues/16904>`_. Here each layer turns half as much as the one below
+# In a server, a model halved the width of a rotation that *all blocks share*, once for each block (M66). A reader
+# `printed it <https://github.com/vllm-project/vllm/issues/16904>`_. Here each block turns half as much as the one below
 # it. Another project `left the factor out altogether <https://github.com/ml-explore/mlx-lm/pull/1698>`_, because
 # the file did not name it: the library fills it in.
 
 assert found["divided in every layer"][1] > 0.05
 
 # %%
-# A 1 is taken for a layer without rotation
+# A 1 is taken for a block without rotation
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# Three layers of four lose their positions (M67). The lesson tells the story.
+# Three blocks of four lose their positions (M67). The lesson tells the story.
 
 assert found["1 taken for none"][1] > 0.05
 
 # %%
-# The layers have the base of the other kind
+# The blocks have the base of the other kind
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A config with two bases is read into a model with one, or with both exchanged (M68). The difference grows with the
 # distance, so short prompts look right. In one program the same happened to the *scaling* of Gemma 3, which is for its
-# global layers only: `nearly equal after 195 tokens, another text after 2,916
+# global blocks only: `nearly equal after 195 tokens, another text after 2,916
 # <https://github.com/Blaizzy/mlx-vlm/pull/1709>`_.
 
 off = (mellum(swapped)(idx) - hf_mellum(idx).logits).abs().mean((0, 2))
@@ -579,7 +579,7 @@ assert off[0] < 5e-5 and found["the other base"][1] > 0.05
 assert off[8:].mean() > 2 * off[1:4].max()
 
 # %%
-# One layer turns its keys after the cache
+# One block turns its keys after the cache
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # The whole pass is right, to the last digit (M69). In later passes, the keys that waited in the cache are not turned,
@@ -592,7 +592,7 @@ assert others < 5e-5 and cached > 0.05
 # Exercises
 # ---------
 #
-# 1. *Medium.* Take the probe and let only the last of the four layers rotate. A good answer shows that the shares
+# 1. *Medium.* Take the probe and let only the last of the four blocks rotate. A good answer shows that the shares
 #    hardly change, and says why the start token does not need RoPE.
 # 2. *Hard.* Train the readers for 1,000 steps. A good answer says whether half of the features still adds less at 256
 #    than all of them, in how many of three seeds, and what it costs inside 64.
@@ -600,9 +600,9 @@ assert others < 5e-5 and cached > 0.05
 # Summary
 # -------
 #
-# * SmolLM3, partial RoPE and a base for each kind of layer equal whole models of ``transformers`` within 5e-5.
+# * SmolLM3, partial RoPE and a base for each kind of block equal whole models of ``transformers`` within 5e-5.
 # * "Half of the features" has two meanings, with different speeds in different pairs.
-# * Layers without rotation know their position from a token that begins every text, and from little else.
+# * Blocks without rotation know their position from a token that begins every text, and from little else.
 # * On text, at this size, turning half of the features limits the damage beyond the trained length and costs a little
 #   within it.
 #
@@ -614,7 +614,7 @@ assert others < 5e-5 and cached > 0.05
 #   <https://arxiv.org/abs/2305.19466>`_, 2023. Models without positions, and what they can know.
 # * Haviv et al.: `Transformer Language Models without Positional Encodings Still Learn Positional Information
 #   <https://arxiv.org/abs/2203.16634>`_, 2022. A probe for positions.
-# * Yang et al.: `Rope to Nope and Back Again <https://arxiv.org/abs/2501.18795>`_, 2025. Layers with and without.
+# * Yang et al.: `Rope to Nope and Back Again <https://arxiv.org/abs/2501.18795>`_, 2025. Blocks with and without.
 # * Gemma Team: `Gemma 3 <https://arxiv.org/abs/2503.19786>`_, 2025. Two bases.
 # * Barbero et al.: `Round and Round We Go! <https://arxiv.org/abs/2410.06205>`_, 2024. What fast and slow pairs do, and
 #   leaving out the slow ones.

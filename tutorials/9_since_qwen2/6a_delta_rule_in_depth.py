@@ -194,7 +194,7 @@ assert error < 1e-5
 #
 # A layer with a state needs two things of a cache: ``state(*initial)`` before a pass, and ``keep(*new)`` after it.
 # Every kind of cache does both, by the rules that keys obey: the new state counts when the *last* layer of the pass is
-# done, and a pass that fails leaves the old one. Here is a model of four layers, three of them with a state.
+# done, and a pass that fails leaves the old one. Here is a model of four blocks, three of them with a state.
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
@@ -245,8 +245,8 @@ except ValueError as error:
 # What the published model chose
 # ------------------------------
 #
-# Qwen3-Next has 48 layers: 36 with a state, 12 with attention. A state weighs as much as the keys and values of some 1,000
-# tokens, in each layer; then nothing is added. On the meta device:
+# Qwen3-Next has 48 blocks: 36 with a state, 12 with attention. A state weighs as much as the keys and values of some 1,000
+# tokens, in each block; then nothing is added. On the meta device:
 
 layer = GatedDeltaNet(2048, 16, 32, 128, 128).to("meta")
 x = torch.empty(1, 1, 2048, dtype=torch.bfloat16, device="meta")
@@ -272,8 +272,8 @@ assert costs[256][1] > costs[256][0] and costs[1024][1] > costs[1024][0]
 assert 3.9 < costs[262_144][0] / costs[262_144][1] < 4
 
 # %%
-# The hybrid is never more than four times smaller, since one layer in four still grows. Below about 1,050 tokens it is
-# *larger*. What it saves besides is time: the work of a token in 36 layers does not grow with the text.
+# The hybrid is never more than four times smaller, since one block in four still grows. Below about 1,050 tokens it is
+# *larger*. What it saves besides is time: the work of a token in 36 blocks does not grow with the text.
 #
 # How far the memory reaches
 # --------------------------
@@ -439,18 +439,18 @@ assert max(right, faded["left"]) < 1e-12 and faded["right"] > 1e-9
 #
 # 1. With keys at right angles, each written once, the delta rule and linear attention have the same state.
 # 2. A larger chunk changes the result, because the memory is corrected less often.
-# 3. In a hybrid of 12 and 36 layers the cache still grows with the text.
+# 3. In a hybrid of 12 and 36 blocks the cache still grows with the text.
 #
 # The second: the equations are those of one token after the other, and the solution is theirs.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Print the share of a chunk's time that the triangular solver takes, for chunks of 16, 64 and 256. A right
+# 1. *Easy.* Print the share of a chunk's time that the triangular solver takes, for chunks of 16, 64 and 256. A good
 #    answer explains why neither very small nor very large chunks are fast.
 # 2. *Medium.* Write ``chunk`` with the inverse of the triangle in place of the solver, and compare the errors in
 #    float32 for keys that are nearly equal. A good answer shows both errors for :math:`k_i \cdot k_j = 0.9`.
-# 3. *Hard.* Give a cache a copy of the state for each of the last n tokens, so that ``crop`` can go back by n. A right
+# 3. *Hard.* Give a cache a copy of the state for each of the last n tokens, so that ``crop`` can go back by n. A good
 #    answer passes the law of ``crop`` in ``tests/unit/cache/test_cache_laws.py``, and says what n costs in bytes.
 #
 # Summary
@@ -458,7 +458,7 @@ assert max(right, faded["left"]) < 1e-12 and faded["right"] > 1e-9
 #
 # * A chunk of the delta rule is a triangular system, then matrix products; it agrees with the recurrence for any size.
 # * A cache treats a state as it treats keys, but for one thing: it cannot go back.
-# * A hybrid of one attention layer in four saves at most three quarters of the cache, and needs more below a thousand
+# * A hybrid of one attention block in four saves at most three quarters of the cache, and needs more below a thousand
 #   tokens.
 #
 # Sources

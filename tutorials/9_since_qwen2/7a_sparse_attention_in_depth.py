@@ -217,7 +217,7 @@ assert round(even) == 2177 and round(full_key / index_key) == 17
 assert round(100 * index_share) == 22
 
 # %%
-# Millions of multiplications, for one layer. Below 2,177 keys the indexer costs more than it saves. Beyond, the ratio
+# Millions of multiplications, for one block. Below 2,177 keys the indexer costs more than it saves. Beyond, the ratio
 # grows towards 17 and no further: the indexer reads every key, so the cost stays linear for each new token and
 # quadratic for a text. And it makes the cache larger: sparse attention reads less memory, it does not need less.
 #
