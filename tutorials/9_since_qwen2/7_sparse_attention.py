@@ -215,7 +215,7 @@ assert (learned < table["oracle"] + 1e-3).all()
 assert (learned.amax(0) - learned.amin(0)).max() < 0.02
 
 # %%
-# More than a quarter of it at k = 16, more with fewer keys, and less with more keys, from every seed. Longer training
+# About a quarter of it at k = 16, more with fewer keys, and less with more keys, from every seed. Longer training
 # closes more of the gap.
 #
 # What the model loses
@@ -303,13 +303,13 @@ assert 13 < ratio < 14
 
 # %%
 # At 131,072 keys one multiplication in 13 remains. At 2,048 keys the indexer only costs. And how much time does our small
-# model save?
+# model save, counted on the processor?
 
 
 def seconds(function, *args):
-    start = time.perf_counter()
+    start = time.process_time()
     function(*args)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 with torch.no_grad():
