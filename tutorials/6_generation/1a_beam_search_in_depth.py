@@ -234,12 +234,12 @@ docs = [[end, *tokenizer.encode(f)] for f in functions]
 from lm_from_scratch.text.batch import padded_batch
 
 load = transformers.AutoModelForCausalLM.from_pretrained
-twin = load(PRETRAINED / "gpt2-docs", dtype=torch.float32).eval()
+library = load(PRETRAINED / "gpt2-docs", dtype=torch.float32).eval()
 
 
 def theirs(prompts, n, stop=end, **options):
     batch = padded_batch(prompts, end, side="left")
-    out = twin.generate(
+    out = library.generate(
         batch.idx, attention_mask=(batch.positions >= 0).long(), num_beams=n,
         num_return_sequences=n, do_sample=False, eos_token_id=stop,
         pad_token_id=end, return_dict_in_generate=True, output_scores=True,
@@ -320,21 +320,21 @@ hook.remove()
 # Bug museum
 # ----------
 #
-# The cache that stayed behind
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The cache that was not reordered
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Beams are reordered and their cache is not: they go on from the state of other beams. (M10)
 #
 # The lesson says how that happened to Mamba in ``transformers``. Here is the same mistake with a cache of keys and values:
 
 
-class StaysBehind(GrowingCache):
+class NotReordered(GrowingCache):
     def select(self, rows):
         if self.batch != len(rows):  # at first one row becomes n
             super().select(rows)
 
 
-stays = StaysBehind(config.n_layer)
+stays = NotReordered(config.n_layer)
 for name, cache in (("fixed", None), ("wrong", stays)):
     ((h, *_),) = beam_search(model, [prompt], 12, 3, cache=cache)
     judged = log_probability(model, prompt, h.tokens)
@@ -360,10 +360,10 @@ def reorder(past, rows):
 rows = torch.tensor([0, 0, 1])
 for kind in (transformers.DynamicCache, transformers.StaticCache):
     room = {} if kind is transformers.DynamicCache else {"max_cache_len": 20}
-    past = kind(config=twin.config, **room)
-    twin(idx := torch.tensor([prompt] * 3), past_key_values=past)
+    past = kind(config=library.config, **room)
+    library(idx := torch.tensor([prompt] * 3), past_key_values=past)
     try:
-        twin(idx[:, :1], past_key_values=reorder(past, rows))
+        library(idx[:, :1], past_key_values=reorder(past, rows))
         raise AssertionError("a tuple must not pass for a cache")
     except (AttributeError, TypeError) as error:
         print(f"{kind.__name__}: {error}")
@@ -435,7 +435,7 @@ assert lost and not rises and abs(four) < 1e-3
 #
 # * Lowerre, *The HARPY Speech Recognition System*, 1976: the search.
 # * `Diverse Beam Search <https://arxiv.org/abs/1610.02424>`_, Vijayakumar et al., 2016.
-# * The cache that stayed behind: `beam search and the caches of Mamba <https://github.com/huggingface/transformers/issues/46612>`_.
+# * The cache that was not reordered: `beam search and the caches of Mamba <https://github.com/huggingface/transformers/issues/46612>`_.
 
 import platform
 

@@ -5,20 +5,41 @@ Continuous batching and paged memory
 Twelve people send a prompt to one model at the same time. The machine has room for a batch of four rows. How would you
 serve them?
 
-The obvious way is *static batching*: take four requests, wait until all four have their answer, take the next four. Our
-small Qwen2 does that below, and ends each answer with its first sentence, or after 24 tokens.
-
-A *pass* is one run of the model. In its first pass a request reads its prompt, and in every pass it writes one token.
-Here is what each row of the batch does. The numbers in it are the requests.
+The obvious way is *static batching*: take four requests, wait until all four have their answer, take the next four. A
+*pass* is one run of the model, and in every pass a request writes one token. Here is what each row of the batch does, for
+twelve answers of our small Qwen2. The numbers are the requests.
 """
 
 # sphinx_gallery_needs = ["../5_caching/1_why_cache", "../5_caching/4_padded_batches"]
 # sphinx_gallery_words = ["vLLM", "PagedAttention", "in-flight batching", "iteration-level scheduling", "static batching", "serving", "inference server", "concurrent requests", "dynamic batching"]
+from lm_from_scratch.drawings import generation as drawings
+
+lengths = [4, 24, 7, 4, 24, 6, 24, 6, 4, 3, 15, 4]  # tokens of the answers
+static = []  # for each pass: the request that each row works on
+for first in (0, 4, 8):
+    group = range(first, first + 4)
+    for t in range(max(lengths[n] for n in group)):
+        static.append([n if t < lengths[n] else None for n in group])
+
+numbers = [str(n) for n in range(1, 13)]
+ways = {"static batching": static}
+drawings.batch_timelines(ways, numbers)
+
+# %%
+# Grey is waste. Request 1 has its answer after 4 passes, and its row stays idle until request 2 has written 24 tokens.
+# Sorting the requests by the length of their answers would help, but nobody knows it in advance.
+#
+# A free row takes the next request
+# ---------------------------------
+#
+# The remedy is *continuous batching*: decide before *every pass* which requests are in the batch. A row that has become
+# free takes the next request at once.
+#
+# Here are the requests. An answer ends with its first sentence, or after 24 tokens.
+
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.generation.generate import complete, generate
-from lm_from_scratch.generation.sampling import GREEDY
 
 model, tokenizer = load_shipped("qwen2-docs")
 model.double()  # so exact that answers can be compared letter by letter
@@ -33,33 +54,8 @@ texts = beginnings.split(" / ")
 prompts = [tokenizer.start(text) for text in texts]
 stops = [i for i in range(4096) if tokenizer.decode([i]).endswith(".")]
 
-static = []  # for each pass: the request that each row works on
-for first in range(0, len(prompts), 4):
-    group = prompts[first : first + 4]
-    for step in generate(model, group, 24, GREEDY, stops):
-        row = enumerate(step, first)
-        static.append([None if token is None else n for n, token in row])
-
-from lm_from_scratch.drawings import generation as drawings
-
-numbers = [str(n) for n in range(1, 13)]
-ways = {"static batching": static}
-
-assert [seats[0] for seats in static[3:5]] == [0, None]
-assert [seats[1] for seats in static].count(1) == 24
-drawings.batch_timelines(ways, numbers)
-
 # %%
-# Grey is waste. Request 1 has its answer after 4 passes, and its row stays idle until request 2 has written 24 tokens.
-# Sorting the requests by the length of their answers would help, but nobody knows it in advance.
-#
-# A free row takes the next request
-# ---------------------------------
-#
-# The remedy is *continuous batching*: decide before *every pass* which requests are in the batch. A row that has become
-# free takes the next request at once.
-#
-# The rows of a pass are then in different stages. One reads a prompt of nine tokens while its neighbours each read the
+# The rows of a pass are now in different stages. One reads a prompt of nine tokens while its neighbours each read the
 # single token that they have just written. Shorter rows are `padded on the left
 # <../5_caching/4_padded_batches.ipynb>`_, and ``positions`` say where in its own text each token is. The keys and values
 # of a row are in a ``Row``, whose memory comes from a common pool and goes back to it. (The blocks of the pool are
@@ -67,7 +63,8 @@ drawings.batch_timelines(ways, numbers)
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
-from lm_from_scratch.generation.generate import prefill
+from lm_from_scratch.generation.generate import complete, generate, prefill
+from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.text.batch import padded_batch
 
 
@@ -146,7 +143,7 @@ drawings.batch_timelines(ways, numbers)
 # Do neighbours change an answer?
 # -------------------------------
 #
-# The answer of request 9 was written beside those of requests 2, 5 and 7. In a real service, these are texts of other
+# The answer of request 9 was written beside those of requests 2, 5 and 7. In a real service, these texts belong to other
 # people.
 #
 # **Predict first.** Now ``generate`` answers each prompt alone. How many of the twelve answers are those of ``serve``?
@@ -159,12 +156,12 @@ alone = [
     complete(generate(model, [prompt], 24, GREEDY, stops))[0]
     for prompt in prompts
 ]
-same = [p + said == i for p, said, i in zip(prompts, alone, ids)]
+same = [p + answer == i for p, answer, i in zip(prompts, alone, ids)]
 print(sum(same), "of", len(same), "are equal")
 for n in (0, 3, 7, 11):
     print(n + 1, repr(texts[n] + tokenizer.decode(alone[n])))
 
-assert all(same)
+assert all(same) and [len(answer) for answer in alone] == lengths
 assert {n for seats in passes if 8 in seats for n in seats} - {None, 8} == {
     1,
     4,
@@ -173,13 +170,14 @@ assert {n for seats in passes if 8 in seats for n in seats} - {None, 8} == {
 
 # %%
 # All twelve. Each row attends to its own keys alone, and all else in the model works on one token at a time. Neighbours
-# share the weights and nothing else. This is the law by which you test any server: *each request says what it says
-# alone.*
+# share the weights and nothing else.
+#
+# This is the test of any server: *each request gets the answer that it gets alone.*
 #
 # How much memory to reserve?
 # ---------------------------
 #
-# Each token leaves a key and a value in every layer, in a slot of the row's memory. The model reads texts of up to 256
+# Each token leaves its keys and values in a slot of the row's memory. The model reads texts of up to 256
 # tokens. To be safe, a server could reserve 256 slots for each row.
 #
 # **Predict first.** In a typical pass, what share of these reserved slots holds a token?
@@ -190,12 +188,12 @@ assert {n for seats in passes if 8 in seats for n in seats} - {None, 8} == {
 
 
 def share(reserved):
-    lengths = [
+    held = [
         n
-        for prompt, said in zip(prompts, alone)
-        for n in range(len(prompt), len(prompt) + len(said))
+        for prompt, answer in zip(prompts, alone)
+        for n in range(len(prompt), len(prompt) + len(answer))
     ]
-    return sum(lengths) / sum(reserved(n) for n in lengths)
+    return sum(held) / sum(reserved(n) for n in held)
 
 
 print(f"256 slots a row: {share(lambda n: 256):.0%}")
@@ -205,10 +203,10 @@ assert 0.04 < share(lambda n: 256) < 0.05
 assert 0.88 < share(lambda n: -(-n // 4) * 4) < 0.90
 
 # %%
-# About 5 %: the short requests pay for the longest one that might come. Ours are very short. The authors of vLLM, a
-# widely used server, found `20 to 38 % <https://arxiv.org/abs/2309.06180>`_ in the servers of 2023.
+# About 5 %: the short requests pay for the longest one that might come. (Ours are very short. The authors of vLLM, a
+# widely used server, found `20 to 38 % <https://arxiv.org/abs/2309.06180>`_ in the servers of 2023.)
 #
-# The second line is their remedy, *paged memory*. All memory is one pool, cut into small *blocks*, here of P = 4 slots.
+# The second line of the output is their remedy, *paged memory*. All memory is one pool, cut into small *blocks*, here of P = 4 slots.
 # (They are also called pages, and are not the blocks of the model.) A row takes another block when its last one is full,
 # so it wastes less than one block.
 #
@@ -244,7 +242,7 @@ kept = [b for b, n in enumerate(pool.users) if n and b not in held]
 drawings.page_table(read, tables, 14, 4, kept)
 
 # %%
-# On the left is what a request sees: its text, in order. On the right is the memory, where each block took the next
+# On the left is what a request sees: its text, in order (⊢ is its start, the token ``<|endoftext|>``). On the right is the memory, where each block took the next
 # free place. The lines are the block tables. With P slots in a block, the token at position p is in
 #
 # .. math::
@@ -274,19 +272,18 @@ assert pool.users[5] == pool.users[6] == 3  # Cleo, Dan, and the engine
 # short, they go first.
 #
 # Sharing has one danger. A row must not write into a block that another row reads, so it makes a copy first: *copy on
-# write*. Without the copy nothing crashes, but a stranger's word becomes part of somebody's text. `Paged memory in depth
-# <3b_engine_in_depth.ipynb>`_ shows this happening.
+# write*. Without the copy nothing crashes, but a stranger's word becomes part of somebody's text.
 #
 # What else a server decides
 # --------------------------
 #
-# * *The memory runs out.* The youngest request gives its blocks back, waits, and reads its text again later. It still
-#   says what it says alone.
+# * *The memory runs out.* The youngest request gives its blocks back, waits, and reads its text again later. Its answer
+#   stays the same.
 # * *A long prompt arrives.* Read in one pass, it would hold up everybody's next token. So it is read in pieces.
 # * *How many rows?* More rows give the server more tokens a second. But a pass over many rows takes longer, and every
 #   reader waits for it.
 #
-# `The engine in depth <3b_engine_in_depth.ipynb>`_ measures all three, on 48 requests.
+# `The engine in depth <3b_engine_in_depth.ipynb>`_ measures all three, and shows what goes wrong without the copy.
 
 # exercises 1, 2, 3
 assert [len(serve(prompts, n)[1]) for n in (1, 2, 8, 12)] == [125, 67, 24, 24]
@@ -308,18 +305,18 @@ assert 261 - (sum(map(len, prompts)) + 125 - 12) == 89
 # Exercises
 # ---------
 #
-# 1. *Easy.* How many passes does ``serve`` take with 1, 2, 8 and 12 rows? A right answer says why twelve rows do not
+# 1. *Easy.* How many passes does ``serve`` take with 1, 2, 8 and 12 rows? A good answer says why twelve rows do not
 #    need only 125 / 12 passes.
 # 2. *Medium.* Suppose that you knew the lengths of the answers. In which order of ``prompts`` does ``serve`` take the
-#    fewest passes? A right answer needs 32 or fewer, and says which requests wait longer.
+#    fewest passes? A good answer needs 32 or fewer, and says which requests wait longer.
 # 3. *Medium.* While one row reads a prompt of nine tokens, the other three read one each and are padded. Count the
-#    places of all passes, and those that hold padding. A right answer is 89 of 261. It also says what it would cost to
+#    places of all passes, and those that hold padding. A good answer is 89 of 261. It also says what it would cost to
 #    read each new prompt in a pass of its own.
 #
 # Summary
 # -------
 #
 # * Static batching waits for the longest answer. Continuous batching decides before every pass which requests run.
-# * The test of any server: each request says what it says alone.
+# * The test of any server: each request gets the answer that it gets alone.
 # * Paged memory is a pool of small blocks. A block table says where each token is, and requests that begin alike share
 #   blocks.

@@ -9,7 +9,7 @@ the memory runs out, when a long prompt arrives, or when many prompts begin alik
 A load of requests
 ------------------
 
-Twenty-four prompts are pieces of the Python language reference, 3 to 32 tokens long, for our small GPT-2. Each request
+Twenty prompts are pieces of the Python language reference, 3 to 32 tokens long, for our small GPT-2. Each request
 has its own limit of new tokens, drawn so that it is at least :math:`x` with the probability :math:`10 / x`, and at most
 64: most are short, a few are long. An answer may end earlier, with the end of the document or with a blank line.
 
@@ -39,7 +39,7 @@ torch.set_grad_enabled(False)
 model, tokenizer = load_shipped()
 model.double()
 config, end = model.config, tokenizer.eos_token_id
-texts = [tokenizer.encode(document.text) for document in reference()]
+texts = [tokenizer.encode(document.text) for document in reference()[:20]]
 texts = [ids for ids in texts if len(ids) > 40]
 vocabulary = range(config.vocab_size)
 blank = [i for i in vocabulary if "\n\n" in tokenizer.decode([i])]
@@ -68,7 +68,7 @@ def alone(r):
     return complete(generate(model, [r.prompt], *how, seed=r.seed))[0]
 
 
-load = [draw_request(seed) for seed in range(24)]
+load = [draw_request(seed) for seed in range(20)]
 answers = [alone(request) for request in load]
 lengths = sorted(len(answer) for answer in answers)
 print("tokens of the answers, shortest first:", *lengths)
@@ -206,7 +206,7 @@ def in_engine(requests, n_blocks=512, **options):
 
 
 # %%
-# Each way runs the same 24 requests. A place is useful if it runs a token of a prompt or of an answer for the first
+# Each way runs the same twenty requests. A place is useful if it runs a token of a prompt or of an answer for the first
 # time.
 
 by_batch, passes, batch_places = in_batches(load, 4)
@@ -225,7 +225,7 @@ for name, n_passes, places in (
     print(f"{name:15}{n_passes:7}{places:8}{useful / places:8.0%}")
 
 assert useful < 0.7 * batch_places and useful > 0.85 * engine_places
-assert 1.1 * engine_passes < sum(passes) < 0.6 * sum(lengths)
+assert engine_passes < sum(passes) < 0.6 * sum(lengths)
 
 # %%
 # One by one, no place is wasted, but nearly every pass reads all weights for one token. In padded batches, rows that
@@ -239,10 +239,10 @@ assert 1.1 * engine_passes < sum(passes) < 0.6 * sum(lengths)
 # (*throughput*), the time between two tokens of one request (a *latency*), and the wait for its first token when all
 # requests arrive at once. The table is relative to one row, in processor time.
 
-widths, measured = [1, 4, 16], []
+widths, measured = [1, 4, 12], []
 for max_batch in widths:
     engine = Engine(model, new_pool(512), max_batch, share_prefixes=False)
-    for request in load[:16]:
+    for request in load[:12]:
         engine.submit(request)
     now, gaps, first, n_tokens = 0.0, [], {}, 0
     while engine.waiting or engine.running:

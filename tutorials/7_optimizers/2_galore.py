@@ -58,7 +58,9 @@ from lm_from_scratch.text.targets import next_token_targets
 from lm_from_scratch.training.loss import causal_lm_loss
 
 model, tokenizer = load_shipped("qwen2-docs")
-texts = [tokenizer.start(d.text)[:128] for d in load_corpus("source")[:100]]
+texts = [
+    tokenizer.start(d.text[:1000])[:128] for d in load_corpus("source")[:100]
+]
 texts = torch.tensor([ids for ids in texts if len(ids) == 128])
 causal_lm_loss(model(texts[:16]), next_token_targets(texts[:16])).backward()
 

@@ -185,7 +185,10 @@ assert abs(nineties[-1] - nineties[-3]) < 8
 # ask how much the basis holds: of the gradient that made it, and of the gradient of 16 other pieces.
 
 shipped, its_tokenizer = load_shipped("qwen2-docs")
-texts = [its_tokenizer.start(d.text)[:128] for d in load_corpus("source")[:100]]
+texts = [
+    its_tokenizer.start(d.text[:1000])[:128]
+    for d in load_corpus("source")[:100]
+]
 texts = torch.tensor([ids for ids in texts if len(ids) == 128])
 
 

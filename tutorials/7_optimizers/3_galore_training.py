@@ -320,11 +320,11 @@ assert abs(small[0] / 8e-3 - 58) < 1
 # Exercises
 # ---------
 #
-# 1. *Easy.* Add rank 4 to the first figure. A right answer tries the rates 0.016 and 0.032, and says where the line of
+# 1. *Easy.* Add rank 4 to the first figure. A good answer tries the rates 0.016 and 0.032, and says where the line of
 #    GaLore would end at rank 0.
-# 2. *Easy.* Run rank 32 with AdamW's rate 0.004, and AdamW with GaLore's 0.008. A right answer shows that each
+# 2. *Easy.* Run rank 32 with AdamW's rate 0.004, and AdamW with GaLore's 0.008. A good answer shows that each
 #    optimizer wins at its own rate, and says what a comparison at one rate would have claimed.
-# 3. *Medium.* Make a new basis in every step, with the rates 0.008 and 0.016 and several seeds. A right answer finds
+# 3. *Medium.* Make a new basis in every step, with the rates 0.008 and 0.016 and several seeds. A good answer finds
 #    that the better rate has changed, and says what such a run costs.
 #
 # Summary

@@ -2,14 +2,28 @@ r"""
 One gradient at a time
 ======================
 
-You are fine-tuning a model, and it nearly fits: a training step runs out of memory by a little. AdamW in float32 holds
-16 bytes for each weight: the weight, its two moments and its gradient, four bytes each. All gradients together are as
-large as the model, and most of the time they wait. Let us watch those of our small Qwen2, on a few rows of real text.
+You are fine-tuning a model, and it nearly fits: a training step runs out of memory by a little. All gradients together
+are as large as the model, and most of the time they only wait. Here is a backward pass through four parts of a model, as
+in every training loop, and below it the same pass without waiting.
 """
 
-# sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["1_adamw", "2_galore"]
 # sphinx_gallery_words = ["CUDA out of memory", "OutOfMemoryError", "OOM", "training memory", "peak memory", "register_post_accumulate_grad_hook", "LOMO", "zero_grad", "optimizer in backward", "fused backward pass"]
+from lm_from_scratch.drawings import optimizers as drawings
+
+drawings.gradient_lives(["block 2", "block 1", "block 0", "embedding"])
+
+# %%
+# The pass goes from the last block to the embedding, one column after the other. In the upper half every gradient (g) is
+# kept until the step. In the lower half each weight is updated as soon as its gradient is complete, and nothing is left
+# for the step to do.
+#
+# How much memory is that?
+# ------------------------
+#
+# AdamW in float32 holds 16 bytes for each weight: the weight, its two moments and its gradient, four bytes each. Let us
+# watch the gradients of our small Qwen2, on a few rows of real text.
+
 import math
 
 import torch
@@ -21,8 +35,8 @@ from lm_from_scratch.text.corpora import load_corpus
 
 tokenizer = load_shipped("qwen2-docs")[1]
 text = "\n".join(document.text for document in load_corpus("reference")[:9])
-ids = torch.tensor(tokenizer.encode(text)[: 4 * 4 * 129])
-batches = ids.view(4, 4, 129)  # four batches of four rows
+ids = torch.tensor(tokenizer.encode(text)[: 4 * 4 * 65])
+batches = ids.view(4, 4, 65)  # four batches of four rows
 
 
 def loss_of(model, rows):
@@ -31,8 +45,7 @@ def loss_of(model, rows):
 
 
 # %%
-# The backward pass makes gradients one after another, from the last layer to the first. Whenever one is complete,
-# PyTorch calls our function ``look``, which adds up the bytes of all gradients that exist.
+# Whenever a gradient is complete, PyTorch calls our function ``look``, which adds up the bytes of all gradients that exist.
 
 
 def gradients_alive(afterwards=None):
@@ -86,14 +99,6 @@ assert max(freed) == freed[-1] < 0.26 * usual[-1]
 #
 # For ``optimizer.step()``. But AdamW updates each weight by itself: for the step of one weight it needs the gradient of
 # this weight, and no other. So why not take the step right there, inside the backward pass?
-
-from lm_from_scratch.drawings import optimizers as drawings
-
-drawings.gradient_lives(["block 3", "block 2", "block 1", "embedding"])
-
-# %%
-# The pass goes from the last block to the embedding. In the lower half, every weight has been updated when the pass
-# ends, and nothing is left for the step to do.
 #
 # The hook
 # --------
@@ -152,10 +157,11 @@ assert same(train_inside(3), train_as_usual(3))
 assert not same(train_inside(3), load_shipped("qwen2-docs")[0])
 
 # %%
-# The same, to the last bit. The gradient of an early layer needs the *old* weights of all layers after it. But the
-# backward pass has come through those layers already: it used their weights for the last time when it computed their
-# own gradients, and the hook runs after that. (If a hook changes a weight that is still needed, PyTorch raises an
-# error.)
+# They are the same, to the last bit. The gradient of an early block needs the *old* weights of all blocks after it. But the
+# backward pass has come through those blocks already: it used their weights for the last time when it computed their
+# own gradients, and the hook runs after that.
+#
+# (If a hook changes a weight that is still needed, PyTorch raises an error.)
 #
 # What that saves
 # ---------------
@@ -225,12 +231,12 @@ assert same(model, train_as_usual(3))
 assert not same(model, train_as_usual(3, clip=0.5))
 
 # %%
-# Zeros, and no error. When the line runs, there are no gradients: all have been used. The loop trains without clipping,
-# exactly as if the line were not there, until one strange batch ruins the run.
+# 0.00, and no error. When ``clip_grad_norm_`` runs, there are no gradients: all have been used. The loop trains without
+# clipping, exactly as if that line were not there.
 #
-# This is not a bug. It is the price of the hook. Clipping shortens *all* gradients by one factor. The factor comes from
-# the norm of them all, and that norm is known only when the last gradient is complete. By then the first ones are gone.
-# The package's training refuses the combination instead:
+# It goes well until one strange batch ruins the run. This is not a bug, but the price of the hook. Clipping shortens *all*
+# gradients by one factor, which comes from the norm of them all. That norm is known only when the last gradient is
+# complete, and by then the first ones are gone. The package's training refuses the combination instead:
 
 try:
     TrainConfig(steps=200, update_in_backward=True, max_grad_norm=0.5)
@@ -242,7 +248,7 @@ assert refused
 
 # %%
 # Clipping each gradient by its own norm changes the direction of the step. The exact norm can be bought with a second
-# backward pass. `What updates in backward cannot do <4a_training_memory_in_depth.ipynb>`_ has both.
+# backward pass. `The in-depth page <4a_training_memory_in_depth.ipynb>`_ has both.
 #
 # Several batches, one step
 # -------------------------
@@ -269,18 +275,17 @@ assert ratio > 1.5
 # %%
 # Dividing the loss by 4 does not help: Adam divides by the size of the gradient, so a quarter of a gradient gives a
 # whole step. Give ``update_in_backward`` the number of passes that make a step, and it waits for the last one. But then
-# the gradients wait too. (Those of GaLore can wait `as projections <4a_training_memory_in_depth.ipynb>`_, which are
-# small.)
+# the gradients wait too. (Those of GaLore can wait `as small projections <4a_training_memory_in_depth.ipynb>`_.)
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Leave out ``p.grad = None``. A right answer shows that one step is still right and two are not, and says
+# 1. *Easy.* Leave out ``p.grad = None``. A good answer shows that one step is still right and two are not, and says
 #    why.
-# 2. *Easy.* The dashed line in the first figure ends in a peak. Draw it for ``load_shipped("gpt2-docs")``. A right
+# 2. *Easy.* The dashed line in the figure ends in a peak. Draw it for ``load_shipped("gpt2-docs")``. A good
 #    answer names the weight that makes the peak, and says why its gradient is complete so late.
 # 3. *Medium.* Write a hook that adds up the squares of all gradients and frees them, so that one backward pass measures
-#    the norm and changes nothing. A right answer equals the norm that ``clip_grad_norm_`` reports in the ordinary loop.
+#    the norm and changes nothing. A good answer equals the norm that ``clip_grad_norm_`` reports in the ordinary loop.
 #
 # Summary
 # -------

@@ -2,14 +2,32 @@ r"""
 One model, two processes
 ========================
 
-You have two GPUs and one model. Can both train it, and end with the weights that one would have made? Here is the plan:
-each GPU runs a process, a Python program with its own copy of the model, and takes half of the batch. The only thing
-that the processes exchange is the gradient. Let us see it for one weight of our small Qwen2, and four real sentences.
+You have two GPUs and one model. Can both train it, and end with the weights that one would have reached? Here is the plan:
+each GPU runs a process, a Python program with its own copy of the model, and takes half of the batch. The processes
+exchange nothing but the gradient. Here it is for one weight of our small Qwen2, and four real sentences.
 """
 
 # sphinx_gallery_needs = ["1_adamw", "4_in_backward"]
 # sphinx_gallery_words = ["DistributedDataParallel", "DDP", "multi-GPU", "two GPUs", "torchrun", "all-reduce", "NCCL", "DistributedSampler", "set_epoch", "data parallelism", "world_size", "FSDP", "ZeRO"]
 # sphinx_gallery_museum = ["M17"]
+from lm_from_scratch.drawings import optimizers as drawings
+
+texts = [
+    "Return the number of items in a list or a string.",
+    "If the file does not exist, an exception is raised.",
+    "The function takes the name of a module as a string.",
+    "This method must be called before the thread is started.",
+]
+shown = [[t[:20] + " …" for t in pair] for pair in (texts[:2], texts[2:])]
+drawings.two_copies(shown, [0.001, 0.138], "the first MLP")
+
+# %%
+# The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies take the
+# step that one process would have taken, and they are equal again. This is **data parallel** training. The exchange is
+# called **all-reduce**: afterwards, every process has the sum, or the mean, of what all of them had.
+#
+# The two numbers are computed here, for a matrix of block 0 (in float64, so that rounding is very small):
+
 import os
 import subprocess
 import sys
@@ -21,44 +39,30 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lm_from_scratch.checkpoint.weights import load_shipped
-from lm_from_scratch.drawings import optimizers as drawings
 
-texts = [
-    "Return the number of items in a list or a string.",
-    "If the file does not exist, an exception is raised.",
-    "The function takes the name of a module as a string.",
-    "This method must be called before the thread is started.",
-]
 model, tokenizer = load_shipped("qwen2-docs")
 rows = torch.tensor([tokenizer.start(text) for text in texts])  # (4, 13)
 
 
 def gradient(rows):
-    model = load_shipped("qwen2-docs")[0].double()  # float64
+    model = load_shipped("qwen2-docs")[0].double()
     logits = model(rows[:, :-1])
     F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
     return model.model.layers[0].mlp.down_proj.weight.grad
 
 
-halves = rows.chunk(2)  # two rows each
-found = [gradient(half) for half in halves]
-place = (found[0] - found[1]).abs().argmax()
-numbers = [one.flatten()[place].item() for one in found]
+found = [gradient(half) for half in rows.chunk(2)]  # two rows each
+print(*(f"{one[53, 103]:.3f}" for one in found))
 
 torch.testing.assert_close(sum(found) / 2, gradient(rows))
-shown = [[t[:20] + " …" for t in pair] for pair in (texts[:2], texts[2:])]
-drawings.two_copies(shown, numbers, "the first MLP")
+assert [round(one[53, 103].item(), 3) for one in found] == [0.001, 0.138]
 
 # %%
-# The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies take the
-# step that one process would have taken, and they are equal again. This is **data parallel** training. The exchange is
-# called **all-reduce**: afterwards, every process has the sum, or the mean, of what all of them had.
-#
 # Now for real
 # ------------
 #
 # Every process runs the same script. Each gets a number, its *rank*, and all meet through a file. (This rank has
-# nothing to do with that of a matrix. ``world_size`` is the number of processes.) *gloo* is the part of PyTorch that
+# nothing to do with that of a matrix.) ``world_size`` is the number of processes, and *gloo* is the part of PyTorch that
 # exchanges tensors between CPUs. The script begins like this:
 
 temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -152,10 +156,10 @@ assert apart(zero, alone.state_dict()) < 1e-9
 assert apart(zero, before) > 1e-3
 
 # %%
-# The two are equal, and differ from the single process by rounding alone: sums are taken in another order. (We compute
-# in float64, so that rounding is very small.) So two processes do what one does with the whole batch. As long as that
-# batch keeps its size, nothing else needs to change, neither the learning rate nor the number of steps.
+# The two processes are equal, and differ from the single process by rounding alone: sums are taken in another order. So two
+# processes do what one does with the whole batch.
 #
+# As long as that batch keeps its size, nothing else needs to change, neither the learning rate nor the number of steps.
 # The copies stay equal because they start equal, see the same mean, and take the same step. Our script never sends
 # weights.
 #
@@ -193,10 +197,10 @@ for n in [n0 + n1]:
     assert abs((2 * n0 / n * L0 + 2 * n1 / n * L1) / 2 - whole) < 1e-9
 
 # %%
-# Too large here. The few tokens of the banana count as much as all tokens of the long answer, in the loss and in the
-# gradient. No error, and the loss falls: the model is only trained on something other than you think.
+# No, it is too large here. The few tokens of the banana count as much as all tokens of the long answer, in the loss and in
+# the gradient.
 #
-# So let each process multiply its loss by :math:`N n_k / n` before the backward pass. N is the number of processes,
+# There is no error, and the loss falls: the model is only trained on something other than you think. So let each process multiply its loss by :math:`N n_k / n` before the backward pass. N is the number of processes,
 # :math:`n_k` the number of its own targets, and n that of all processes. The mean of *these* is the loss of the whole
 # batch.
 #
@@ -254,22 +258,21 @@ for N in (1, 2, 8):
 assert GB > 120 and GB / 8 < 16
 
 # %%
-# A model of seven billion weights needs more than 120 GB with DDP, on however many GPUs, and less than 16 GB on each of
-# eight with FSDP. Activations come on top. Choose DDP if everything fits into one GPU, because it sends less, and FSDP
+# A model of seven billion weights needs more than 120 GB in each process with DDP, however many GPUs there are, and less
+# than 16 GB on each of eight with FSDP. Activations come on top. Choose DDP if everything fits into one GPU, because it sends less, and FSDP
 # otherwise.
 #
-# In depth: what `collectives <5a_collectives_in_depth.ipynb>`_ send, the same run with `DDP and FSDP
-# <5b_ddp_and_fsdp_in_depth.ipynb>`_ and every byte of it, and a run in which `a process is killed
-# <5b_ddp_and_fsdp_in_depth.ipynb>`_.
+# Two in-depth pages go on from here: what `collectives <5a_collectives_in_depth.ipynb>`_ send, and `DDP and FSDP
+# <5b_ddp_and_fsdp_in_depth.ipynb>`_, byte by byte, with a run in which a process is killed.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Leave out the line with ``all_reduce`` and the next one. A right answer says how far the two copies are
+# 1. *Easy.* Leave out the line with ``all_reduce`` and the next one. A good answer says how far the two copies are
 #    apart after three steps, and which of the two a careless script would save.
-# 2. *Easy.* Leave out only ``p.grad /= 2``. A right answer finds that the weights move nearly as before, and says why
+# 2. *Easy.* Leave out only ``p.grad /= 2``. A good answer finds that the weights move nearly as before, and says why
 #    AdamW hides the mistake. Hint: what would SGD do?
-# 3. *Medium.* Let the halves have 6 and 2 rows. A right answer multiplies each loss by its weight, and is equal to one
+# 3. *Medium.* Let the halves have 6 and 2 rows. A good answer multiplies each loss by its weight, and is equal to one
 #    process again.
 #
 # Summary
@@ -277,6 +280,6 @@ assert GB > 120 and GB / 8 < 16
 #
 # * Every process has a copy and takes its share of the batch. The mean of their gradients is the gradient of the
 #   whole batch, so the copies stay equal and are what one process would have made.
-# * A mean of means is the mean only if all have equally many targets. Weigh each loss by its share of them.
+# * A mean of means is the mean only if all have equally many targets. Weight each loss by its token count.
 # * Each process needs its own rows. Check it: with the same rows everything looks right, and half of the hardware is
 #   wasted.

@@ -23,7 +23,7 @@ from lm_from_scratch.training.loss import causal_lm_loss
 
 documents = load_corpus("reference")
 gpt2, tokenizer = load_shipped("gpt2-docs")
-texts = [tokenizer.start(d.text)[:128] for d in documents]
+texts = [tokenizer.start(d.text[:1000])[:128] for d in documents]
 idx = torch.tensor([ids for ids in texts if len(ids) == 128][:16])  # (B, T)
 causal_lm_loss(gpt2(idx), next_token_targets(idx)).backward()
 G = gpt2.transformer.h[3].mlp.c_fc.weight.grad  # (512, 128)
@@ -50,7 +50,7 @@ assert strength["Muon"][-2] > 0.5 * strength["Muon"][0]
 # %%
 # In the gradient the first direction is more than fifty times as strong as the last but one, and the last hardly counts.
 # AdamW divides each number by its usual size, so its first step is the sign of each number; there the factor is still
-# more than ten. Muon's step is nearly flat. (Only the last direction is too weak to get there.)
+# more than ten. Muon's step is nearly flat. (Only the last direction is too weak.)
 #
 # What a direction is
 # -------------------
@@ -95,9 +95,10 @@ for _ in range(10):
 assert abs(x - 1) < 1e-3
 
 # %%
-# To 1. A small x grows by half each time, and at 1 the two terms balance. But ten rounds are many. Muon's inventor,
-# Keller Jordan, searched for coefficients that lift small numbers faster, 3.4 times in each round. The price: they
-# never settle at exactly 1. Here is x after one, two and five rounds.
+# To 1. A small x grows by half each time, and at 1 the two terms balance.
+#
+# But ten rounds are many. Muon's inventor, Keller Jordan, searched for coefficients that lift small numbers faster, 3.4
+# times in each round. The price: they never settle at exactly 1. Here is x after one, two and five rounds.
 
 
 def lift(x, rounds, a=3.4445, b=-4.7750, c=2.0315):
@@ -130,7 +131,7 @@ def newton_schulz(G, a=3.4445, b=-4.7750, c=2.0315):
 
 
 # %%
-# They contain hardly anything but matrix products, which every processor does best. A tall matrix is transposed first,
+# There is hardly anything in them but matrix products, which every processor does best. A tall matrix is transposed first,
 # so that ``A`` is small.
 
 found = newton_schulz(G.T).T
@@ -177,7 +178,7 @@ assert (w - p.data).norm() < 0.02 * w.norm()
 #
 # A bias or the weight of a norm is a vector, and has no directions. The embedding is a matrix, but nothing is
 # multiplied with it: each token takes its own row. In the `lesson on AdamW <1_adamw.ipynb>`_ the gradients of two of
-# its rows, ``" the"`` and ``" mail"``, differed by a factor of more than 1000. AdamW makes their steps equal.
+# its rows, ``␣the`` and ``␣mail`` (``␣`` is a space), differed by a factor of more than 1000. AdamW makes their steps equal.
 #
 # **Predict first.** What does Muon make of them?
 #
@@ -193,9 +194,11 @@ for name, x in (("gradient", table), ("Muon", step)):
     assert the > 1000 * mail
 
 # %%
-# It stays. The *directions* have equal strength now, but a direction is a mixture of rows, and ``" mail"`` has hardly
-# any part in any of them. The row of a rare word would hardly move. So embedding, output head, norms and biases stay
-# with AdamW, and Muon takes the matrices of attention and MLP.
+# The factor stays above 1000. The *directions* have equal strength now, but a direction is a mixture of rows, and ``␣mail``
+# has hardly any part in any of them.
+#
+# So the row of a rare word would hardly move. Embedding, output head, norms and biases stay with AdamW, and Muon takes the
+# matrices of attention and MLP.
 #
 # The race
 # --------
@@ -262,8 +265,8 @@ def run(kind, lr, others=0.128, seed=1, steps=100, **options):
 
 
 # %%
-# For each optimizer we had searched for its best rate, doubling it again and again, with other first weights. Muon's
-# step takes longer, because of the iteration. So AdamW gets a second chance, with a fifth more steps.
+# The rate of each optimizer is the best of a search with other first weights. Muon's step takes longer, because of the
+# iteration. So AdamW gets a second chance, with a fifth more steps.
 #
 # **Predict first.** Which one has the lowest loss on text that no run has read?
 #
@@ -301,12 +304,11 @@ assert muons.max() < longer.min() and longer.mean() < adamw.mean()
 assert muons.mean() < longer.mean() - 0.05 and galore.mean() > muons.mean()
 
 # %%
-# Muon, with every seed, and also against the longer runs. GaLore is last: with a quarter of the directions it saves
-# memory, not steps.
+# Muon, with every seed, and also against the longer runs of AdamW. GaLore is last: with a quarter of the directions it
+# saves memory, not steps.
 #
-# Look at the rates, too. In both optimizers the rate says how far a weight moves, and Muon's best is four times
-# AdamW's. But be careful with a race like this one. It says who is ahead after 100 steps of a tiny model, not who wins
-# in the end.
+# Look at the rates, too. In AdamW and Muon the rate says how far a weight moves, and Muon's best is four times AdamW's. But
+# be careful with a race like this one. It says who is ahead after 100 steps of a tiny model, not who wins in the end.
 #
 # What it costs
 # -------------
@@ -322,11 +324,11 @@ assert muons.mean() < longer.mean() - 0.05 and galore.mean() > muons.mean()
 # Exercises
 # ---------
 #
-# 1. *Easy.* Run Muon with AdamW's rate, and AdamW with Muon's. A right answer says what a comparison at one rate for
+# 1. *Easy.* Run Muon with AdamW's rate, and AdamW with Muon's. A good answer says what a comparison at one rate for
 #    both would have claimed, in each case.
-# 2. *Easy.* Apply ``lift`` with 1, 3, 5 and 10 rounds to x = 0.001. A right answer says how many rounds this direction
+# 2. *Easy.* Apply ``lift`` with 1, 3, 5 and 10 rounds to x = 0.001. A good answer says how many rounds this direction
 #    needs to come near 1, and how much it grows in each of the first rounds. Hint: look at ``a``.
-# 3. *Medium.* Let Muon take the embedding as well: put it among the matrices in ``run``. A right answer compares three
+# 3. *Medium.* Let Muon take the embedding as well: put it among the matrices in ``run``. A good answer compares three
 #    seeds, and how far the rows of frequent and of rare tokens have moved. Hint: keep a copy of the first weights.
 #
 # Summary

@@ -359,12 +359,12 @@ assert scale_of(512, 128) == scale_of(128, 512)
 # Exercises
 # ---------
 #
-# 1. *Easy.* Copy ``orthogonalize`` without the line that divides by the norm, and try strengths of 1.2 and 1.5. A right
+# 1. *Easy.* Copy ``orthogonalize`` without the line that divides by the norm, and try strengths of 1.2 and 1.5. A good
 #    answer says from which strength on the result leaves the band, and from which it explodes.
 # 2. *Medium.* The matrix ``c_attn`` of GPT-2 holds queries, keys and values, (3C, C). Compare the strengths of its
-#    three parts when they are flattened together, and one by one. A right answer says which part gets less than its
+#    three parts when they are flattened together, and one by one. A good answer says which part gets less than its
 #    share when they are together.
-# 3. *Hard.* Write the step for a stack (E, m, n) with ``torch.baddbmm`` and without a loop. A right answer agrees with
+# 3. *Hard.* Write the step for a stack (E, m, n) with ``torch.baddbmm`` and without a loop. A good answer agrees with
 #    ``Muon`` on experts, and measures from how many experts on it is faster.
 #
 # Sources
