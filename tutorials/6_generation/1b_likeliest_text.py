@@ -55,7 +55,7 @@ functions = [
     "clock.now\n\nReturn True if", "paint.mix\n\nIf",
 ]  # fmt: skip
 docs = [[end, *tokenizer.encode(f)] for f in functions]
-widths = (1, 2, 4, 8)
+widths = (1, 4, 8)
 lengths, sums = {}, {}
 for alpha in (0, 1, 2):
     for n in widths:
@@ -196,7 +196,7 @@ def drawn(sampler):
 
 said = {"held-out text": [piece[8:] for piece in pieces]}
 said |= {"greedy": drawn(GREEDY)}
-said |= {f"{n} beams": beams(n) for n in (2, 4, 8)}
+said |= {f"{n} beams": beams(n) for n in (2, 8)}
 said |= {"4 beams, no 4-gram twice": beams(4, [*no_end, no_repeat_ngram(4)])}
 said |= {"top-p 0.9": drawn(Sampler(top_p=0.9)), "sampling": drawn(Sampler())}
 

@@ -2,9 +2,9 @@ r"""
 AdamW: a step of its own size for every weight
 ==============================================
 
-Training walks downhill. The gradient is the slope under your feet: it says which way is down, and not how far to go.
-Here are three ways down a valley, seen from above. The coordinates are two weights, the height is the loss, and the cross
-is the lowest place. Each dot is a step of an *optimizer*, a rule that turns gradients into steps.
+Training walks downhill. The gradient is the slope under your feet: it says which way is down, not how far to go.
+Here are three ways down a valley, seen from above. The coordinates are two weights, the height is the loss, the cross is
+the lowest place. Each dot is a step of an *optimizer*, a rule that turns gradients into steps.
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/4_training"]
@@ -312,7 +312,7 @@ for sgd, pushed, adam in zip(*runs.values()):
 # ---------
 #
 # 1. *Easy.* Give gradient descent and AdamW ten times the best of their rates, 3.0 and 0.03, in the small model. A good
-#    answer says what both runs do, and why AdamW cannot run away within a few steps.
+#    answer says which of the two ends in NaN, and why the other cannot run away within a few steps.
 # 2. *Medium.* Turn the valley by 45 degrees, and the start with it. Two of the three optimizers end at the same height
 #    as before. A good answer names the third, tries it with a rate of 0.2, and says why it notices. Hint: v belongs to
 #    a weight, and a weight is a coordinate.

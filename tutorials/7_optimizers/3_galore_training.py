@@ -3,14 +3,20 @@ GaLore in training: what it costs and what it gives
 ===================================================
 
 AdamW keeps two moments for every weight, its *state*. `GaLore <2_galore.ipynb>`_ keeps them for a few directions of
-each weight matrix only. With less than half of the memory, how much of what AdamW learns will be left? Place your bet.
-We train the same small Qwen2 on the same text, again and again, and change nothing but the optimizer. The text is
-Python's language reference, and the model has 0.4 million weights.
+each weight matrix, and a *basis* that says which directions these are. Here is what both keep for a matrix of 64 times 64
+weights, with 16 directions:
 """
 
-# sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["2_galore"]
 # sphinx_gallery_words = ["Adafactor", "GaLore memory", "fine-tuning on one GPU", "GaLore loss", "GaLore vs AdamW", "galore_rank", "galore_scale", "galore_update_proj_gap"]
+from lm_from_scratch.drawings import optimizers as drawings
+
+drawings.optimizer_state(64, 64, rank=16)
+
+# %%
+# With less than half of the numbers, how much of what AdamW learns will be left? Place your bet. We train the same small
+# Qwen2 on the same text, again and again, and change nothing but the optimizer. The text is Python's language reference.
+
 import tempfile
 from pathlib import Path
 
@@ -40,10 +46,10 @@ folder = tempfile.TemporaryDirectory()
 train_path, test_path = (Path(folder.name) / f"{i}.bin" for i in range(2))
 train_file = write_tokens(documents[:40], tokenizer, train_path)
 test_file = write_tokens(unread, tokenizer, test_path)
-held_out = list(sequential_batches(test_file, 16, 64))[:4]
-sizes = dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=128)
+held_out = list(sequential_batches(test_file, 16, 64))[:3]
+sizes = dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=64)
 config = Qwen2Config(
-    vocab_size=512, block_size=64, intermediate_size=344, **sizes,
+    vocab_size=512, block_size=64, intermediate_size=176, **sizes,
     rope_theta=10000.0, eos_token_id=None,
 )  # fmt: skip
 
@@ -75,56 +81,45 @@ def run(lr, others=0.128, seed=1, **galore):
 
 
 # %%
-# Each kind gets two runs, with different starting weights and a different order of the text. The loss is measured on
+# Each kind gets three runs, with different starting weights and a different order of the text. The loss is measured on
 # text that no run has trained on.
 
 galore = dict(scale=1.0, update_proj_gap=20)
 kinds = {
-    "AdamW": dict(lr=0.004),
-    "rank 64": dict(lr=0.008, rank=64, **galore),
-    "rank 32": dict(lr=0.008, rank=32, **galore),
+    "AdamW": dict(lr=0.008),
     "rank 16": dict(lr=0.016, rank=16, **galore),
-    "rank 8": dict(lr=0.016, rank=8, **galore),
+    "rank 2": dict(lr=0.064, rank=2, **galore),
 }
-runs = {k: [run(seed=s, **kind) for s in (1, 2)] for k, kind in kinds.items()}
+seeds = 1, 2, 3
+runs = {k: [run(seed=s, **kind) for s in seeds] for k, kind in kinds.items()}
 frozen = run(lr=0.0)  # the matrices keep their random numbers
-loss = {k: sum(one["loss"] for one in pair) / 2 for k, pair in runs.items()}
-megabytes = {k: pair[0]["bytes"] / 1e6 for k, pair in runs.items()}
+loss = {k: sum(one["loss"] for one in own) / 3 for k, own in runs.items()}
+megabytes = {k: own[0]["bytes"] / 1e6 for k, own in runs.items()}
 
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 
 _, (ax,) = figure(4.8, 3.8)
-names = list(kinds)[1:]
-ax.plot(
-    [megabytes[k] for k in names],
-    [loss[k] for k in names],
-    color=COLOURS[0],
-    linewidth=1,
-)
-for i, (k, pair) in enumerate(runs.items()):
+for i, (k, own) in enumerate(runs.items()):
     mark, colour = ("o", COLOURS[0]) if i else ("s", COLOURS[3])
-    ax.plot(
-        2 * [megabytes[k]], [one["loss"] for one in pair], mark, color=colour
-    )
-    place = (0, 9) if i else (-4, 9)
+    losses = [one["loss"] for one in own]
+    ax.plot(3 * [megabytes[k]], losses, mark, color=colour)
     ax.annotate(
-        k, (megabytes[k], max(one["loss"] for one in pair)), place,
-        textcoords="offset points", ha="left" if i else "center",
+        k, (megabytes[k], max(losses)), (0, 9), textcoords="offset points",
+        ha="center",
     )  # fmt: skip
 ax.axhline(frozen["loss"], color=GREY, linestyle="--", linewidth=1.2)
-ax.text(2.1, frozen["loss"] - 0.035, "matrices not trained", color=GREY)
-ax.set(title="Loss against the optimizer's memory", xlim=(0, 3.8))
+ax.text(0.6, frozen["loss"] - 0.02, "matrices not trained", color=GREY)
+ax.set(title="Loss against the optimizer's memory", xlim=(0, 1.2))
 ax.set(xlabel="optimizer's state, MB", ylabel="held-out loss")
 plt.show()
-assert loss["AdamW"] < loss["rank 32"] < loss["rank 16"] < loss["rank 8"]
-assert loss["rank 8"] < frozen["loss"] - 0.1
-assert round(sum(p.numel() for p in frozen["model"].parameters()) / 4e5) == 1
+assert loss["rank 2"] > loss["rank 16"] and loss["rank 2"] > loss["AdamW"]
+assert loss["rank 2"] < frozen["loss"] - 0.05
 
 # %%
-# Left is smaller, and down is better. With rank 32, GaLore holds less than half of AdamW's state, and its loss is
-# nearly that of AdamW. With rank 8 it is not.
+# Left is smaller, and down is better. With rank 16, GaLore holds about half of AdamW's state, and its loss is nearly
+# that of AdamW. With rank 2 it is not.
 #
 # A control run
 # -------------
@@ -139,50 +134,41 @@ share = {k: megabytes[k] / megabytes["AdamW"] for k in kinds}
 for k in kinds:
     print(f"{k:8} state {share[k]:4.0%}   gain {gain[k]:4.0%}")
 
-assert gain["rank 32"] > 2 / 3 and share["rank 32"] < 0.45
-assert gain["rank 8"] < 0.65 and gain["rank 8"] < gain["rank 32"] - 0.15
-assert loss["rank 64"] > loss["rank 32"] - 0.08
-assert 1.6 < megabytes["rank 64"] / megabytes["rank 32"] < 1.7
+assert gain["rank 16"] > 2 / 3 and share["rank 16"] < 0.55
+assert gain["rank 2"] < gain["rank 16"] - 0.15
 
 # %%
-# A quarter of the directions, 32 of 128, keeps more than two thirds of the gain. Rank 64 holds 1.6 times as much as
-# rank 32, and does not buy a clearly better loss. A good first choice is a quarter of the model's width.
+# A quarter of the directions, 16 of 64, keeps more than two thirds of the gain. A good first choice is a quarter of the
+# model's width. (The state of this tiny model is mostly that of its embedding, which GaLore leaves to AdamW.)
 #
-# The rates differ as well. They come from a search, with other starting weights, in which each rate was twice the one
-# before. (The page does not repeat it. Why ``others`` is as large as 0.128 comes later.) Small ranks want larger rates:
-# Adam moves each coordinate by about the rate, and a small rank has fewer coordinates.
+# The rates differ as well. They are the best of a search with other starting weights, in which each rate was twice the
+# one before. (Why ``others`` is as large as 0.128 comes later.) Small ranks want larger rates: Adam moves each coordinate
+# by about the rate, and a small rank has fewer coordinates.
 #
 # What a rank costs
 # -----------------
 #
-# GaLore's state has three parts: a basis for the shorter side of the matrix, and two moments. Weight and gradient
-# stay as large as they were.
-
-from lm_from_scratch.drawings import optimizers as drawings
-
-drawings.optimizer_state(128, 128, rank=32)
-
-# %%
-# With s for the shorter side, l for the longer one and r for the rank, these are r (s + 2 l) numbers instead of AdamW's
-# 2 s l.
+# GaLore keeps a basis for the shorter side of the matrix, and two moments. With s for the shorter side, l for the longer
+# one and r for the rank, these are r (s + 2 l) numbers instead of AdamW's 2 s l.
 #
-# **Predict first.** This matrix is square, with s = l = 128. You give GaLore all 128 directions. How large is its
-# state, compared with AdamW's?
+# **Predict first.** The matrix of the first picture is square, with s = l = 64. You give GaLore all 64 directions. How
+# large is its state, compared with AdamW's?
 #
 # * the same
 # * half as large again
 # * a little smaller, because the gradient has few directions
 
-s = l = 128
-for r in (8, 32, 85, 86, 128):
-    print(f"rank {r:3}: {r * (s + 2 * l) / (2 * s * l):4.0%} of AdamW's")
+s = l = 64
+for r in (2, 16, 42, 43, 64):
+    print(f"rank {r:2}: {r * (s + 2 * l) / (2 * s * l):4.0%} of AdamW's")
 
-assert 128 * (s + 2 * l) == 1.5 * 2 * s * l
-assert 85 * (s + 2 * l) < 2 * s * l < 86 * (s + 2 * l)
+assert 64 * (s + 2 * l) == 1.5 * 2 * s * l
+assert 42 * (s + 2 * l) < 2 * s * l < 43 * (s + 2 * l)
 
 # %%
-# Half as large again: the moments are back at full size, and the basis comes on top. In a square matrix GaLore saves
-# memory below two thirds of the side, here up to rank 85.
+# Half as large again: the moments are back at full size, and the basis comes on top.
+#
+# In a square matrix GaLore saves memory below two thirds of the side, here up to rank 42.
 #
 # The obvious comparison
 # ----------------------
@@ -197,30 +183,30 @@ assert 85 * (s + 2 * l) < 2 * s * l < 86 * (s + 2 * l)
 # * neither: they differ by less than 0.1
 
 adamw = run(lr=0.008, others=0.008)
-default = run(lr=0.032, others=0.032, rank=32, scale=0.25, update_proj_gap=20)
+default = run(lr=0.064, others=0.064, rank=16, scale=0.25, update_proj_gap=20)
 for name, one in (("AdamW", adamw), ("GaLore", default)):
     print(f"{name:6} loss {one['loss']:.2f}, {one['bytes'] / 1e6:.1f} MB")
 print(f"AdamW with two rates: {loss['AdamW']:.2f}")
 
-assert adamw["loss"] - default["loss"] > 0.5
-assert default["loss"] - loss["AdamW"] > 0.1
+assert adamw["loss"] - default["loss"] > 0.3
+assert loss["AdamW"] < default["loss"] + 0.1
 assert config.initializer_range == 0.02
 assert all(
-    p.std() > 0.4 if len(p) == 512 else p.std() < 0.04
+    p.std() > 0.3 if len(p) == 512 else p.std() < 0.1
     for one in runs["AdamW"]
     for p in one["model"].parameters()
     if p.dim() == 2
 )
 
 # %%
-# GaLore is better by more than 0.5, with less than half of the memory! It is too good to be true. ``scale`` multiplies
-# the steps of the projected matrices and of nothing else, so GaLore had *two* learning rates: one for the embedding, and
-# a quarter of it for the matrices. AdamW had one for both.
+# GaLore, and clearly so, with half of the memory! It is too good to be true. ``scale`` multiplies the steps of the
+# projected matrices and of nothing else, so GaLore had *two* learning rates: one for the embedding, and a quarter of it
+# for the matrices. AdamW had one for both.
 #
 # But the embedding has farther to go. In the first figure's AdamW runs, all matrices began with numbers of about 0.02.
-# In 60 steps those of the embedding grew to more than 0.4, and the others stayed below 0.04. Give AdamW two rates as
-# well, as in the first figure, and it beats both. So before you believe a comparison, ask what was tuned, and whether
-# both sides had the same freedom.
+# In 60 steps those of the embedding grew to more than 0.3, and all others stayed below 0.1. Give AdamW two rates as well,
+# and GaLore's lead is gone. So before you believe a comparison, ask what was tuned, and whether both sides had the same
+# freedom.
 #
 # How often to renew the basis
 # ----------------------------
@@ -228,17 +214,17 @@ assert all(
 # Every ``update_proj_gap`` steps GaLore makes a new basis from the gradient of that step. Our runs did so every 20
 # steps.
 #
-# **Predict first.** Rank 32 once more, but now the first basis serves for all 60 steps. What changes the loss more,
-# that, or rank 8 with a new basis every 20 steps?
+# **Predict first.** Rank 16 once more, but now the first basis serves for all 60 steps. What changes the loss more,
+# that, or rank 2 with a new basis every 20 steps?
 #
 # * One basis: it soon misses the gradient.
-# * Rank 8.
+# * Rank 2.
 
-forever = dict(lr=0.008, rank=32, scale=1.0, update_proj_gap=None)
-pairs = {
-    "rank 8, gap 20": runs["rank 8"],
-    "rank 32, gap 20": runs["rank 32"],
-    "rank 32, one basis": [run(seed=seed, **forever) for seed in (1, 2)],
+forever = dict(lr=0.016, rank=16, scale=1.0, update_proj_gap=None)
+groups = {
+    "rank 2, gap 20": runs["rank 2"],
+    "rank 16, gap 20": runs["rank 16"],
+    "rank 16, one basis": [run(seed=seed, **forever) for seed in seeds],
 }
 folder.cleanup()
 
@@ -250,21 +236,21 @@ def weight_of(model):
 torch.manual_seed(1)
 start = weight_of(Qwen2ForCausalLM(config))
 ends, ranks = [], []
-for name, pair in pairs.items():
-    change = weight_of(pair[0]["model"]) - start
+for name, own in groups.items():
+    change = weight_of(own[0]["model"]) - start
     ranks.append(torch.linalg.matrix_rank(change, rtol=1e-5).item())
-    ends.append(sum(one["loss"] for one in pair) / 2)
+    ends.append(sum(one["loss"] for one in own) / 3)
     print(f"{name:18}  loss {ends[-1]:.2f}  rank of change {ranks[-1]}")
 
-assert ranks == [24, 96, 32]
-assert abs(ends[2] - ends[1]) < 0.1 < ends[0] - ends[1]
+assert ranks == [6, 48, 16]
+assert abs(ends[2] - ends[1]) < ends[0] - ends[1]
 
 # %%
-# Rank 8. In a run this short, even the first basis will do, although `it grows old <2b_galore_in_depth.ipynb>`_.
+# Rank 2. In a run this short, even the first basis will do, although `it grows old <2b_galore_in_depth.ipynb>`_.
 #
-# The last column counts the directions in which one matrix has moved since the start. With a single basis there are 32,
-# as in LoRA of rank 32. Each new basis adds as many, and three bases make 96. That is what the gap is for, in long
-# runs. A new basis costs a decomposition, so the paper waits 200 steps; `three ways to a basis
+# The last column counts the directions in which one matrix has moved since the start. With a single basis there are 16,
+# as in LoRA of rank 16. Each new basis adds as many, and three bases make 48. That is what the gap is for, in long
+# runs. A new basis costs a decomposition, so the paper waits 200 steps; `the page on new bases
 # <3c_galore_bases_in_depth.ipynb>`_ counts the cost.
 #
 # Seven billion weights
@@ -303,7 +289,7 @@ assert abs(small[0] / 8e-3 - 58) < 1
 
 # %%
 # The state of the large model shrinks from 54 GB to about 19. (The 54 GB of the last lesson were weights, gradients and
-# moments at two bytes a number; these are the moments alone, at four.) The small one saves less than a third: more than
+# moments at two bytes a number; here they are the moments alone, at four.) The small one saves less than a third: more than
 # half of it is embedding and output head, which GaLore leaves to AdamW.
 #
 # When not to use GaLore
@@ -315,22 +301,21 @@ assert abs(small[0] / 8e-3 - 58) < 1
 # * **Fine-tuning on one GPU.** LoRA freezes the matrices and needs no gradient for them. GaLore needs every gradient in
 #   full size, and the next lesson attacks that.
 #
-# Moments can also be kept `in one byte a number <3a_galore_bytes_in_depth.ipynb>`_, a quarter of their size in float32.
+# The same page also keeps moments in one byte a number, a quarter of their size in float32.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Add rank 4 to the first figure. A good answer tries the rates 0.016 and 0.032, and says where the line of
-#    GaLore would end at rank 0.
-# 2. *Easy.* Run rank 32 with AdamW's rate 0.004, and AdamW with GaLore's 0.008. A good answer shows that each
-#    optimizer wins at its own rate, and says what a comparison at one rate would have claimed.
-# 3. *Medium.* Make a new basis in every step, with the rates 0.008 and 0.016 and several seeds. A good answer finds
-#    that the better rate has changed, and says what such a run costs.
+# 1. *Easy.* Add rank 4 to the first figure. A good answer tries two rates, and says where GaLore would end at rank 0.
+# 2. *Easy.* Run rank 16 with AdamW's rate, and AdamW with GaLore's. A good answer says what a comparison at one rate for
+#    both would have claimed, in each case.
+# 3. *Medium.* Make a new basis in every step, with two rates and several seeds. A good answer says whether
+#    the better rate has changed, and what such a run costs.
 #
 # Summary
 # -------
 #
-# * A quarter of the directions keeps most of what AdamW learns, with less than half of its state. Full rank costs more
-#   than AdamW.
+# * A quarter of the directions keeps most of what AdamW learns, with a fraction of its state. Full rank costs more than
+#   AdamW.
 # * Tune both sides with the same freedom. One learning rate too few makes AdamW look bad.
 # * Gradients and activations stay as large as they were, and so does the state of embedding and head.
