@@ -17,6 +17,7 @@ from typing import Any
 from babel.messages.extract import extract_from_dir
 from babel.messages.pofile import read_po
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.locale import _
 from sphinx.transforms import SphinxTransform
 from sphinx.util import docname_join
@@ -138,19 +139,25 @@ def mark(app: Any, doctree: nodes.document, docname: str) -> None:
             card.replace_self(nodes.raw("", text, format="html"))
 
 
-class Numbers(SphinxTransform):
-    """What has no letter is the same in every language, and changes more often than a catalogue."""
+class Wordless(SphinxTransform):
+    """Numbers, and links with the titles of their pages, are the same in every language, and change
+    more often than a catalogue."""
 
     default_priority = 10
 
     def apply(self, **kwargs: Any) -> None:
         for paragraph in self.document.findall(nodes.paragraph):
-            if not re.search(r"[^\W\d_]", paragraph.astext()):
+            own = (node.astext() for node in paragraph.children if not is_title(node))
+            if not re.search(r"[^\W\d_]", "".join(own)):
                 paragraph["translatable"] = False
 
 
+def is_title(node: nodes.Node) -> bool:
+    return isinstance(node, addnodes.pending_xref) and not node.get("refexplicit")
+
+
 def setup(app: Any) -> dict[str, bool]:
-    app.add_transform(Numbers)
+    app.add_transform(Wordless)
     app.connect("html-page-context", add_words)
     app.connect("env-updated", write)
     app.connect("missing-reference", name, priority=400)  # before that list is read
