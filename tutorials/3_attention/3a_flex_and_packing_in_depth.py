@@ -12,11 +12,11 @@ PyTorch.
 Letters name axes: B rows, T queries, S keys, H query heads, Hkv key heads, D features of a head, N tokens of all
 documents together.
 
-How long documents are
-----------------------
+Targets follow from positions
+-----------------------------
 
-The documents are 2,048 docstrings of Python's standard library, cut at 512 tokens. Each begins with the end-of-text
-token, so that its first word has something to be predicted from.
+The lesson names three things that a packed document needs: positions, document numbers and targets. The third follows
+from the first: ``next_token_targets`` counts a target only if the next position is one higher.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -38,52 +38,9 @@ texts = [document.text for document in docstrings()]
 generator = torch.Generator().manual_seed(0)
 order = torch.randperm(len(texts), generator=generator).tolist()
 start = tokenizer.eos_token_id
-encoded = tokenizer.encode_batch([texts[i] for i in order[:2048]])
+encoded = tokenizer.encode_batch([texts[i] for i in order[:1000]])
 LIMIT = 512
 sequences = [[start, *ids][:LIMIT] for ids in encoded]  # shuffled, cut
-lengths = torch.tensor([len(ids) for ids in sequences])
-print(len(sequences), "documents; mean", round(lengths.float().mean().item()))
-print("median", lengths.median().item(), "longest", lengths.max().item())
-assert lengths.float().mean() > 1.3 * lengths.median()
-
-# %%
-# Most documents are short and a few are long. A padded batch is as wide as its longest document. The lesson does
-# without sorting; here is what sorting would save.
-
-B = 16
-
-
-def padding_share(lengths):
-    groups = lengths[: len(lengths) // B * B].view(-1, B)
-    return 1 - groups.sum() / (groups.amax(1) * B).sum()
-
-
-shares = {
-    "shuffled": padding_share(lengths).item(),
-    "sorted by length": padding_share(lengths.sort().values).item(),
-}
-for name, share in shares.items():
-    print(f"{name:17} {share:.1%} of the tokens are padding")
-assert shares["shuffled"] > 0.5 and shares["sorted by length"] < 0.1
-
-_, (ax,) = figure(4.8, 3.2)
-ax.hist(lengths.numpy(), bins=range(0, LIMIT + 16, 16), color=COLOURS[0])
-widths = lengths[: len(lengths) // B * B].view(-1, B).amax(1).float()
-for x, style, label in (
-    (lengths.float().mean(), "--", "mean document"),
-    (widths.mean(), "-", "mean width of a batch"),
-):
-    ax.axvline(x, color=COLOURS[3], linestyle=style, label=label)
-ax.set(xlabel="tokens", ylabel="documents", yscale="log")
-ax.set_title("Lengths of the documents", fontsize=10)
-ax.legend(frameon=False)
-plt.show()
-assert widths.mean() > 2 * lengths.float().mean()
-
-# %%
-# Sorting removes nearly all padding, but a sorted batch is not a random sample: it has only short documents, or only
-# long ones, and its gradient leans to one kind. First fit keeps the batches random if it packs groups of shuffled
-# documents.
 
 
 def first_fit(sequences, size):
@@ -98,23 +55,6 @@ def first_fit(sequences, size):
         room[r] -= len(ids)
     return rows
 
-
-groups = [sequences[i : i + 256] for i in range(0, len(sequences), 256)]
-rows = [row for group in groups for row in first_fit(group, LIMIT)]
-share = 1 - lengths.sum().item() / (len(rows) * LIMIT)
-print(f"{len(rows)} rows of {LIMIT}; {share:.1%} padding")
-assert share < 0.1
-assert sorted(len(s) for row in rows for s in row) == sorted(lengths.tolist())
-
-# %%
-# The training of this package goes further. ``PackedBatches`` cuts one long stream of documents into rows. It has no
-# padding at all, but it cuts documents at the ends of rows.
-#
-# Targets follow from positions
-# -----------------------------
-#
-# The lesson names three things that a packed document needs: positions, document numbers and targets. The third follows
-# from the first: ``next_token_targets`` counts a target only if the next position is one higher.
 
 from lm_from_scratch.text.batch import Batch, padded_batch
 from lm_from_scratch.text.targets import next_token_targets
@@ -223,7 +163,7 @@ for name, batches in layouts.items():
 # packed rows with positions and document numbers. It reads 60 documents, with one thing taken away at a time. The
 # targets stay right, so that the same tokens are counted.
 
-short = [ids for ids in sequences[:1000] if len(ids) <= 200][:60]
+short = [ids for ids in sequences if len(ids) <= 200][:60]
 batch = packed(first_fit(short, 256), 256)
 real = batch.positions >= 0
 running = torch.where(real, torch.arange(256), -1)
@@ -578,22 +518,9 @@ assert extra == len(some) - len(batch.idx)
 #
 # Bounds count targets, not tokens: each document's last token becomes the next one's first. (M7)
 #
-# A document of n tokens has n - 1 targets. Code that counts targets gets bounds that do not end at N. This version of
-# the mistake is refused.
-
-off = bounds.clone()
-off[1:] -= torch.arange(1, len(off))
-try:
-    varlen_attention(*flat, off, off)
-    refused = False
-except ValueError as error:
-    refused = True
-    print(str(error)[:18], "...", str(error)[-46:])
-assert refused
-
-# %%
-# The dangerous version ends at N. Only the inner bounds are one too low, so that the last token of each document
-# becomes the first of the next. No error is raised.
+# A document of n tokens has n - 1 targets. Bounds that count targets everywhere do not end at N, and are refused. The
+# dangerous version ends at N: only the inner bounds are one too low, so that the last token of each document becomes the
+# first of the next. No error is raised.
 
 off = bounds.clone()
 off[1:-1] -= 1
@@ -623,7 +550,7 @@ assert leak_right[parts[0] :].abs().max() == 0.0
 #    2^{-8(h+1)/H}` in head h. Hint: ``score_mod`` gets h, t and s as tensors. A good answer equals the formula with
 #    the same term to 1e-5, also for packed documents.
 # 2. *Medium.* Replace ``first_fit`` by *best fit*: the row with the least room that still fits. Count rows and padding
-#    on groups of 64, 256 and 1024. Hint: only the choice of r changes. A good answer compares both with the smallest
+#    on groups of 64, 250 and 1000. Hint: only the choice of r changes. A good answer compares both with the smallest
 #    possible number of rows, the tokens divided by the size.
 # 3. *Hard.* Decode a batch of unequal prompts with ``varlen_attention``: one query for each sequence, all its keys.
 #    Hint: ``cu_seq_q`` is 0, 1, 2, ... and the queries are the *last* of their sequences. A good answer equals
