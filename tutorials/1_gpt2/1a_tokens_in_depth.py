@@ -482,7 +482,7 @@ assert max(new_encode("썐😀")) < 256
 #    word begins with, then go on with the rest. Count the held-out words whose tokens differ from
 #    ``apply_merges``. Hint: work on the words of ``words_of``, and look at words that begin like
 #    *assert*.
-# 3. *Hard.* ``learn_merges`` counts all pairs anew for every merge. Keep the counts, and after a
+# 3. *Hard.* ``learn_merges`` counts all pairs again for every merge. Keep the counts, and after a
 #    merge change only those of the words that contain the pair. Hint: an index from pair to words;
 #    ``learn_merges`` on the training text is your test.
 #

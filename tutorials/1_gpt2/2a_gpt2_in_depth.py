@@ -601,7 +601,6 @@ assert max(found["right"]) < 5e-5
 # 2. *Medium.* Add a damage to the table: ``view(B, H, T, D)`` without ``transpose``. Hint: write an ``Attention`` with
 #    a wrong ``forward``, like ``NoResidual``. A good answer says how far the logits move, and whether a token still
 #    sees only its past.
-#
 # 3. *Hard.* With a window of W keys, how many tokens back can a model of L blocks look? Run the three blocks with
 #    ``Visibility(plain, plain, window=2)``, where ``plain`` is ``torch.arange(11)[None]``, and take the gradient of the last
 #    state with respect to the embeddings. Hint: each block is called as ``block(x, visibility, NO_CACHE)`` inside

@@ -65,10 +65,10 @@ assert len(maps) == L
 assert all(layer.shape == (1, H, len(ids), len(ids)) for layer in maps)
 
 # %%
-# Laws
-# ---------
+# Laws that every map obeys
+# -------------------------
 #
-# A recorded map can be wrong without an error. Laws are cheap to check.
+# A recorded map can be wrong without an error. These laws are cheap to check.
 #
 # Each row sums to 1, because it is a softmax. Nothing flows from the future, and the weight there is not
 # small but exactly 0.
