@@ -48,7 +48,7 @@ assert (normed.norm(dim=-1) - 2**0.5).abs().max() < 0.01
 #    y_c = \frac{x_c}{\sqrt{m + \epsilon}} \, w_c \qquad m = \frac{1}{C} \sum_c x_c^2
 #
 # Here C is the number of features. The weight w has one learned number for each feature, and :math:`\epsilon`, in code
-# ``eps``, is a tiny number. We will see later what the two are for. The dots in ``(..., C)`` stand for any sizes.
+# ``eps``, is a tiny number. We will see later what the two are for. The dots in ``(..., C)`` mean any sizes.
 
 
 def norm(x, weight, eps=1e-6):

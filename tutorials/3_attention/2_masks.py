@@ -197,8 +197,8 @@ assert marks == ["...", "xxx", "xxx", "xxx", ".x.", "..x", "..x"]
 # rule itself passes all three tests.
 #
 # One warning: the three masks of the first column were noticed because we had the right logits to compare with. A model whose
-# window is one too long agrees with itself in all layouts. So compare with a model that other people wrote, too; the
-# in-depth page does.
+# window is one too long agrees with itself in all layouts. So compare with a model that other people wrote, too, as
+# `masks in depth <2a_masks_in_depth.ipynb>`_ does.
 #
 # A triangle in the wrong corner
 # ------------------------------

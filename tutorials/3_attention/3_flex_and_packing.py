@@ -328,6 +328,9 @@ print("packed equals alone:", bool((y[:, :, at] - alone).abs().max() < 1e-5))
 assert (y[:, :, at] - alone).abs().max() < 1e-5
 
 # %%
+# Lengths instead of a mask, gradients, and scores that are a function are in
+# `packing and FlexAttention in depth <3a_flex_and_packing_in_depth.ipynb>`_.
+#
 # Exercises
 # ---------
 #
