@@ -2,12 +2,16 @@ r"""
 Which module does this docstring come from?
 ===========================================
 
-"Return the charset of the message header." That is from ``asyncio``, ``email``, ``importlib``, ``logging``,
-``multiprocessing`` or ``xml``. You guess ``email``. How would a language model, which only ever guesses the next
-token, learn to answer such a question?
+"Return the charset of the message header." Is that from ``asyncio``, ``email``, ``importlib``, ``logging``,
+``multiprocessing`` or ``xml``? You guess ``email``. A language model only ever guesses the next token, so it just goes on
+talking:
 
-It needs a *head*: one small matrix, trained in a second. The texts to learn from are the docstrings of these packages, on
-your disk. The name of the function would give the answer away, so we keep only what is below it.
+.. live:: next
+   :model: gpt2-docs
+   :prompt: Return the charset of the message header.
+
+To answer, it needs a *head*: one small matrix, trained in a second. It learns from the docstrings of these packages,
+which are on your disk. The name of the function would give the answer away, so we keep only the text below it.
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "../1_gpt2/4_training"]
@@ -111,14 +115,14 @@ assert (
 assert PACKAGES[shares[2].argmax()] == "asyncio" and shares[2].max() > 0.8
 
 # %%
-# None of these three sentences is in a package, and the model has an opinion on each. Write your own into
+# None of these three sentences is in a package, and the model has an opinion on each. Write sentences of your own into
 # ``yours``. For the third you may have expected ``multiprocessing``. The model says ``asyncio``, and is almost certain;
-# ``asyncio`` starts processes, too. How sure a model is does not say whether it is right.
+# ``asyncio`` starts processes, too. How sure a model is does not tell you whether it is right.
 #
 # Which state to read
 # -------------------
 #
-# In a causal model a token has seen only what stands before it. The last token is the only one that has seen the whole
+# In a causal model a token has seen only what comes before it. The last token is the only one that has seen the whole
 # text, so the head reads its state. Here it is the sign END, which closes every document.
 #
 # Texts differ in length. Short rows of a batch are filled up with padding, whose positions are -1, so the last *real*
@@ -155,14 +159,16 @@ assert 0.74 < rate["frozen + head"] < 0.84
 assert 0.4 < right(every[:, -1] @ head.T) < 0.6 and 0.4 < full < 0.7
 
 # %%
-# About half. Rows that fill the batch are still read at their end; the rest is read at a place that has seen no text.
+# About half. Rows that fill the batch are still read at their end; all other rows are read at a place that has seen no
+# text.
+#
 # Nothing crashes. And with one text at a time there is no padding, so a demonstration looks perfect.
 #
 # Count words first
 # -----------------
 #
-# Before you are proud of a model, try the simplest thing. *Naive Bayes* counts: if " charset" stands mostly in texts of
-# ``email``, each " charset" is a point for ``email``. It sees a text as a set of tokens, without their order.
+# Before you are proud of a model, try the simplest thing. *Naive Bayes* counts: if ``␣charset`` occurs mostly in texts of
+# ``email``, each ``␣charset`` is a point for ``email``. It sees a text as a set of tokens, without their order.
 
 
 def bag(batch):
@@ -195,7 +201,7 @@ for chosen in torch.randperm(len(train)).split(24):
     optimizer.step()
 
 # %%
-# **Predict first.** All of them had the same texts to learn from. How far is the fine-tuned model ahead of the counted
+# **Predict first.** All three methods had the same texts to learn from. How far is the fine-tuned model ahead of the counted
 # words?
 #
 # * by twenty points
@@ -219,9 +225,11 @@ assert rate["fine-tuned"] > rate["frozen + head"]
 assert rate["counted words"] > rate["frozen + head"] + 0.02
 
 # %%
-# By so little that it may be chance: a few texts make the difference, and in another training, in depth, the counted
-# words are ahead. On a question that single words decide, with a thousand labels, a model buys next to nothing. So run
-# the simple method first: your result means little without it.
+# By so little that it may be chance: a few texts make the difference, and the `page in depth
+# <1a_sequences_in_depth.ipynb>`_ tests whether that means anything.
+#
+# On a question that single words decide, with a thousand labels, a model buys next to nothing. So run the simple method
+# first: your result means little without it.
 #
 # What a model is good for
 # ------------------------
@@ -233,7 +241,7 @@ words, words_test = bag(batch), bag(batch_test)
 curves = {"counted words": [], "frozen + head": []}
 for n in n_labels:
     both = []
-    for _ in range(6):  # other texts each time
+    for _ in range(4):  # other texts each time
         order = torch.randperm(len(y))
         some = torch.cat([order[y[order] == k][:n] for k in range(6)])
         counted = right(words_test @ count(words[some], y[some]).T)
@@ -270,9 +278,9 @@ print(f"test texts that the model had read in training: {share:.0%}")
 assert share > 0.9
 
 # %%
-# The model was trained on these docstrings, each below its full name: the answer stood on the line above. Does it know
-# the subject, or remember the text? On modules that it had never read, its lead over counting is much smaller (measured in
-# depth). Large models have read most of the internet, test sets included, so ask this of every result.
+# The model was trained on these docstrings, each below its full name: the answer was on the line above. Does it know the
+# subject, or remember the text? On modules that it had never read, its lead over counting is much smaller, as the in-depth
+# page measures. Large models have read most of the internet, test sets included, so ask this of every result.
 #
 # Where it goes wrong
 # -------------------
@@ -299,11 +307,11 @@ assert confusion.sum() == len(test)
 # Exercises
 # ---------
 #
-# 1. Read the state of the *first* token instead of the last. A right answer gives the rate, and says why it is that of
+# 1. Read the state of the *first* token instead of the last. A good answer gives the rate, and says why it is that of
 #    one constant answer.
-# 2. Read the mean of all real states instead of the last one. A right answer shows that a text alone and the same
+# 2. Read the mean of all real states instead of the last one. A good answer shows that a text alone and the same
 #    text in a padded batch get the same scores.
-# 3. Keep the name in front of the text (``document.text`` as it is). A right answer says which of the three methods
+# 3. Keep the name in front of the text (``document.text`` as it is). A good answer says which of the three methods
 #    profits most, and what such a result would be worth.
 #
 # Summary

@@ -17,23 +17,37 @@ qualified name and the signature.
 
 import collections
 import copy
-import inspect
 import itertools
 import math
 import random
+import tempfile
 
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
+import transformers
 
+from lm_from_scratch.attention.masks import positions_from_mask
+from lm_from_scratch.checkpoint.configs import config_from_dict
+from lm_from_scratch.checkpoint.weights import (
+    classifier_from_pretrained,
+    load_shipped,
+    save_pretrained,
+)
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.models.heads import SequenceClassifier, last_token
+from lm_from_scratch.models.qwen2 import Qwen2Model
+from lm_from_scratch.models.randomize import randomize_
+from lm_from_scratch.optim.choose import parameter_groups
+from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.corpora import docstrings, split
 from lm_from_scratch.text.document import Document
+from lm_from_scratch.training.classification_loss import classification_loss
+from lm_from_scratch.training.train import Schedule, learning_rate
 
 corpus = docstrings()
 example = next(d for d in corpus if d.name.endswith("BoundedSemaphore"))
-print(example.group)
 print(example.text[:130])
-assert example.text.startswith(example.name.removeprefix("docstrings/"))
 
 # %%
 # The name gives the answer away, so only the text below the first line is used. Texts of fewer than 20
@@ -116,11 +130,6 @@ def wilson(right, n):
     return middle - half, middle + half
 
 
-for end in wilson(30, 40):  # both ends solve the equation
-    torch.testing.assert_close(
-        abs(0.75 - end), Z * (end * (1 - end) / 40) ** 0.5
-    )
-
 correct = {}  # for each method, which test documents it gets right
 
 
@@ -131,18 +140,7 @@ def report(name, answers):
     print(f"{name:22}{right / n:6.1%} of {n}   95 %: {low:.1%} to {high:.1%}")
 
 
-# %%
-# The first two baselines need no learning: always the largest class, and the package whose name stands in the text.
-
-largest = y_train.mode().values
-named = torch.tensor(
-    [
-        next((k for k in range(K) if LABELS[k] in d.text.lower()), largest)
-        for d in test
-    ]
-)
-report("largest class", torch.full_like(y_test, largest))
-report("package named in text", named)
+report("largest class", torch.full_like(y_test, y_train.mode().values))
 
 # %%
 # Naive Bayes sees a text as a set of tokens, without order. If token v occurs in :math:`n_{kv}` training texts of
@@ -154,8 +152,6 @@ report("package named in text", named)
 #
 # The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 20 tokens of the text, and
 # the end-of-text token again: as a document of the model's training, cut short.
-
-from lm_from_scratch.checkpoint.weights import load_shipped
 
 model, tokenizer = load_shipped()
 END = tokenizer.eos_token_id
@@ -183,28 +179,14 @@ def naive_bayes(bag, y, alpha):
     return lambda bag: bag @ weight.T + classes.mean(0).log()  # (N, K)
 
 
-# %%
-# The strength :math:`\alpha` is chosen on a fifth of the training side. The test side takes no part.
-
-
-def choose(fit, x, y, strengths):
-    fifth = torch.arange(len(y)) % 5 == 0
-    rates = {}
-    for strength in strengths:
-        answers = fit(x[~fifth], y[~fifth], strength)(x[fifth]).argmax(1)
-        rates[strength] = (answers == y[fifth]).float().mean().item()
-    return max(rates, key=rates.get)
-
-
 rows_train, rows_test = sequences(train), sequences(test)
 bag_train, bag_test = bags(rows_train), bags(rows_test)
-ALPHA = choose(naive_bayes, bag_train, y_train, (0.03, 0.1, 0.3, 1.0))
-print("alpha", ALPHA)
+ALPHA = 0.1
 bayes = naive_bayes(bag_train, y_train, ALPHA)(bag_test)  # (N, K)
 report("naive Bayes", bayes.argmax(1))
 
 rate = {name: right.float().mean().item() for name, right in correct.items()}
-assert rate["largest class"] < 0.3 and rate["package named in text"] < 0.45
+assert rate["largest class"] < 0.3
 assert rate["naive Bayes"] > 0.7
 
 # %%
@@ -213,19 +195,9 @@ assert rate["naive Bayes"] > 0.7
 # Which of the last two tokens
 # ----------------------------
 #
-# ``SequenceClassifier`` reads the state of the last real token, with a linear map ``score`` without bias.
-
-from lm_from_scratch.models.heads import SequenceClassifier, last_token
-
-print(inspect.getsource(SequenceClassifier.classify))
-print(inspect.getsource(last_token))
-
-# %%
 # There are two candidates: the last token of the text, and the end-of-text token after it. The first was trained to
 # predict one more token; for the second, the text is complete. One pass gives both states, because left padding puts
 # them into the last two columns of every row.
-
-from lm_from_scratch.text.batch import padded_batch
 
 
 def by_length(rows, size=32):
@@ -247,7 +219,7 @@ states_test = last_two_states(model.backbone, rows_test)
 
 # %%
 # With a frozen backbone these states never change, so they are computed once, and training the head is a convex
-# problem. This is called a linear probe. Its strength is chosen like that of naive Bayes.
+# problem. This is called a linear probe.
 
 
 def linear_probe(states, y, decay):
@@ -271,12 +243,10 @@ def linear_probe(states, y, decay):
     return lambda states: states @ solution.T
 
 
-DECAY = {}
+DECAY = 1e-2
 for column, name in enumerate(("frozen, at last token", "frozen, at the end")):
     x_train, x_test = states_train[:, column], states_test[:, column]
-    decays = (1e-3, 3e-3, 1e-2, 3e-2)
-    DECAY[column] = choose(linear_probe, x_train, y_train, decays)
-    probe = linear_probe(x_train, y_train, DECAY[column])
+    probe = linear_probe(x_train, y_train, DECAY)
     report(name, probe(x_test).argmax(1))
 
 rate = {name: right.float().mean().item() for name, right in correct.items()}
@@ -359,7 +329,7 @@ assert cost["last real token"] > cost["[:, -1], padding a token"]
 # How many labels does a frozen backbone save?
 # --------------------------------------------
 #
-# The lesson showed the means. Here are six draws of n labels for each class, with the strengths that were chosen above.
+# Three draws of n labels for each class, and the mean of what each method gets right:
 
 
 def few_labels(methods, y, n, draws, y_test=None):
@@ -383,34 +353,8 @@ def few_labels(methods, y, n, draws, y_test=None):
 
 methods = {
     "naive Bayes": (naive_bayes, ALPHA, bag_train, bag_test),
-    "probe": (linear_probe, DECAY[1], x_train, x_test),
+    "probe": (linear_probe, DECAY, x_train, x_test),
 }
-curve = {
-    n: few_labels(methods, y_train, n, draws=6, y_test=y_test)
-    for n in (1, 2, 4, 8, 16, 32, 64)
-}
-
-# %%
-# The figure shows the mean of the draws, and the range from the worst to the best.
-
-from lm_from_scratch.instruments.plot import COLOURS, figure, number_map
-
-fig, (ax,) = figure(5.0, 3.4)
-styles = {
-    "naive Bayes": dict(color=COLOURS[3], marker="s", linestyle="--"),
-    "probe": dict(color=COLOURS[0], marker="o"),
-}
-for name, style in styles.items():
-    rates = 100 * torch.tensor([curve[n][name] for n in curve])
-    ax.plot(list(curve), rates.mean(1), label=name, **style)
-    ends = rates.amin(1), rates.amax(1)
-    ax.fill_between(list(curve), *ends, color=style["color"], alpha=0.12)
-ax.set_xscale("log", base=2)
-ax.set_xticks(list(curve), [str(n) for n in curve])
-ax.set(xlabel="labels of each class", ylabel="right, %")
-ax.set_title(f"{K} packages, all read before")
-ax.legend(frameon=False, loc="lower right")
-plt.show()
 
 
 def average(rates):
@@ -418,7 +362,7 @@ def average(rates):
 
 
 for n in (2, 4, 8):
-    mean = average(curve[n])
+    mean = average(few_labels(methods, y_train, n, draws=3, y_test=y_test))
     print(n, {name: f"{value:.1%}" for name, value in mean.items()})
     assert mean["probe"] > mean["naive Bayes"] + 0.05
 
@@ -478,21 +422,20 @@ def tell_apart(triple):
     here = torch.cat(places)
     methods = {
         "naive Bayes": (naive_bayes, ALPHA, bag[here], None),
-        "probe": (linear_probe, DECAY[1], trained[here], None),
-        "probe, random": (linear_probe, DECAY[1], random_states[here], None),
+        "probe": (linear_probe, DECAY, trained[here], None),
+        "probe, random": (linear_probe, DECAY, random_states[here], None),
     }
     return average(few_labels(methods, y, n=2, draws=2))
 
 
 results = {
-    "read": [tell_apart(chance.sample(known_modules, 3)) for _ in range(25)],
+    "read": [tell_apart(chance.sample(known_modules, 3)) for _ in range(8)],
     "never read": [tell_apart(t) for t in itertools.combinations(fresh, 3)],
 }
 
 # %%
 # Each triple is a point. On the line, both methods are equally good; above it, the probe is better.
 
-# sphinx_gallery_thumbnail_number = 2
 fig, (ax,) = figure(5.0, 4.6)
 markers = {"read": (COLOURS[0], "o"), "never read": (COLOURS[3], "D")}
 for side, (colour, marker) in markers.items():
@@ -537,10 +480,6 @@ assert lead("never read", "probe, random") > 0.03
 # length side by side, and AdamW with the package's parameter groups and learning rate. The numbers are round ones and
 # not the result of a search.
 
-from lm_from_scratch.optim.choose import parameter_groups
-from lm_from_scratch.training.classification_loss import classification_loss
-from lm_from_scratch.training.train import Schedule, learning_rate
-
 
 def shuffled(rows, size, seed):
     chance = random.Random(seed)
@@ -557,7 +496,6 @@ def fine_tune(classifier, rows, y, seed=0):
     groups = parameter_groups(classifier, weight_decay=0.01)
     optimizer = torch.optim.AdamW(groups, fused=True)
     torch.manual_seed(seed)
-    losses = []
     for step, chosen in enumerate(batches, start=1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
@@ -568,8 +506,6 @@ def fine_tune(classifier, rows, y, seed=0):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 @torch.no_grad()
@@ -581,33 +517,13 @@ def predict(classifier, rows):
     return logits
 
 
-# %%
-# The same loop trains the same architecture from random weights, in as many steps.
-
-losses = {}
-for name, start in (("from random weights", untrained), ("fine-tuned", model)):
-    torch.manual_seed(0)
-    classifier = SequenceClassifier(copy.deepcopy(start.backbone), K)
-    losses[name] = fine_tune(classifier, rows_train, y_train)
-    logits = predict(classifier, rows_test)
-    report(name, logits.argmax(1))
-
-print(f"{len(losses[name])} steps, {sum(map(len, rows_train))} tokens")
-
-# %%
-# All methods on one scale:
+torch.manual_seed(0)
+classifier = SequenceClassifier(copy.deepcopy(model.backbone), K)
+fine_tune(classifier, rows_train, y_train)
+logits = predict(classifier, rows_test)
+report("fine-tuned", logits.argmax(1))
 
 rate = {name: right.float().mean().item() for name, right in correct.items()}
-fig, (ax,) = figure(5.0, 3.4)
-for row, (name, right) in enumerate(correct.items()):
-    low, high = (100 * end for end in wilson(int(right.sum()), len(test)))
-    ax.plot([low, high], [row, row], color=COLOURS[0])
-    ax.plot(100 * rate[name], row, marker="o", color=COLOURS[0])
-ax.set_yticks(range(len(correct)), list(correct))
-ax.invert_yaxis()
-ax.set(xlim=(0, 100), xlabel="right, %", title="Accuracy, 95 % interval")
-plt.show()
-
 only = {
     "fine-tuned": correct["fine-tuned"] & ~correct["naive Bayes"],
     "naive Bayes": correct["naive Bayes"] & ~correct["fine-tuned"],
@@ -615,17 +531,14 @@ only = {
 for name, right in only.items():
     print(f"only {name} is right: {int(right.sum())} texts")
 
-assert rate["fine-tuned"] > rate["from random weights"] + 0.15
 assert rate["fine-tuned"] > rate["largest class"] + 0.4
-assert 1.9e6 < sum(p.numel() for p in model.parameters()) < 2.4e6
 assert abs(rate["naive Bayes"] - rate["fine-tuned"]) < 0.05
 assert min(int(right.sum()) for right in only.values()) >= 5
 
 # %%
-# Fine-tuning is far better than the same training from random weights, and a little behind naive Bayes. Is the
-# difference chance? Both answered the same texts, so only the texts on which one of them is right count. If the two
-# were equally good, each such text would fall to either side like a coin. The sign test gives the probability of a
-# result at least as uneven.
+# Fine-tuning and naive Bayes are close. Is the difference chance? Both answered the same texts, so only the texts on
+# which one of them is right count. If the two were equally good, each such text would fall to either side like a coin.
+# The sign test gives the probability of a result at least as uneven.
 
 fewer, more = sorted(int(right.sum()) for right in only.values())
 tosses = fewer + more
@@ -638,51 +551,14 @@ assert p_value > 0.05
 # Such a difference is no surprise between equals: the test does not tell the two apart. Yet each of them is right where
 # the other is wrong, so they are not the same classifier.
 #
-# An exercise shows what a longer training gives. And the comparison favours the fine-tuned model: it had read the test
-# texts before, below their names, and naive Bayes had not.
+# The comparison favours the fine-tuned model: it had read the test texts before, below their names, and naive Bayes had
+# not.
 #
-# What it gets wrong
-# ------------------
-#
-# Row k of the matrix shows where the texts of package k went, in per cent of the row.
-
-answers = logits.argmax(1)
-confusion = torch.zeros(K, K)
-confusion.index_put_((y_test, answers), torch.ones(len(test)), accumulate=True)
-assert confusion.sum() == len(test)
-assert confusion.diag().sum() == correct["fine-tuned"].sum()
-percent = 100 * confusion / confusion.sum(1, keepdim=True)
-
-fig, (ax,) = figure(5.4, 5.0)
-number_map(ax, percent, largest=100)
-ax.set_xticks(range(K), LABELS, rotation=45, ha="right")
-ax.set_yticks(range(K), LABELS)
-ax.set(xlabel="answer", ylabel="package", title="Confusion, fine-tuned")
-plt.show()
-
-# %%
-# Are the mistakes reasonable? These are the four that the classifier was most sure of.
-
-sure, answers = logits.softmax(1).max(1)
-wrong = (answers != y_test).nonzero().flatten().tolist()
-wrong = sorted(wrong, key=lambda i: -sure[i])
-for i in wrong[:4]:
-    truth, answer = LABELS[y_test[i]], LABELS[answers[i]]
-    print(f"{truth}, answer {answer} ({sure[i]:.0%})")
-    print("   ", " ".join(test[i].text.split())[:66])
-
-# %%
 # The same as transformers
 # ------------------------
 #
 # The oracle is a small ``Qwen2ForSequenceClassification`` with large weights. Its tensors have the names of ours, and
 # every one must be used.
-
-import transformers
-
-from lm_from_scratch.checkpoint.configs import config_from_dict
-from lm_from_scratch.models.qwen2 import Qwen2Model
-from lm_from_scratch.models.randomize import randomize_
 
 PAD = 0
 config = transformers.Qwen2Config(
@@ -709,8 +585,6 @@ tiny = tiny.eval()
 # %%
 # Rows of 8, 5 and 3 tokens are padded on the left, on the right and on both sides. Logits, loss and the gradients of all
 # parameters agree.
-
-from lm_from_scratch.attention.masks import positions_from_mask
 
 masks = {
     "left": [[1] * 8, [0] * 3 + [1] * 5, [0] * 5 + [1] * 3],
@@ -748,13 +622,6 @@ for side, mask in masks.items():
 #
 # ``save_pretrained`` writes the fine-tuned classifier like any other model, and ``classifier_from_pretrained`` reads it
 # back. transformers opens the same folder.
-
-import tempfile
-
-from lm_from_scratch.checkpoint.weights import (
-    classifier_from_pretrained,
-    save_pretrained,
-)
 
 with tempfile.TemporaryDirectory() as folder:
     save_pretrained(classifier, f"{folder}/packages", tokenizer)
@@ -831,44 +698,6 @@ assert cost["last real token"] > cost["rightmost_other"]
 # The new rule stops one token early and gives the head a state that it was not trained on. The fixed rule reads the
 # positions, which say what is padding.
 #
-# Padding on one side alone does not find the mistake, as long as the padding token is not in the text. The check is a
-# row with the padding token inside, and padding on both sides.
-
-
-def real_columns(positions):
-    columns = torch.arange(8.0).expand(len(positions), 8)[..., None]
-    return last_token(columns, positions=positions)[:, 0].long()
-
-
-def old_rule(idx):
-    return ((idx == PAD).int().argmax(1) - 1) % idx.shape[1]
-
-
-for side in ("left", "right"):
-    mask = torch.tensor(masks[side])
-    columns = real_columns(positions_from_mask(mask))
-    assert torch.equal(old_rule(ids.masked_fill(mask == 0, PAD)), columns)
-
-mask = torch.tensor([[0] + [1] * 6 + [0]])
-positions = positions_from_mask(mask)
-idx = ids[:1].masked_fill(mask == 0, PAD)
-idx[0, [3, 6]] = PAD  # two tokens of the text
-theirs = oracle(idx, attention_mask=mask).logits
-x = tiny.backbone(idx, positions=positions)
-torch.testing.assert_close(tiny.score(x[:, 5]), theirs, atol=5e-5, rtol=0.0)
-by_positions = tiny.classify(x, positions=positions)
-off = (by_positions - theirs).abs().max().item()
-print(
-    f"old rule: column {old_rule(idx).item()}, transformers: column 5", end=", "
-)
-print(f"positions: column {real_columns(positions).item()}")
-print(f"logits of transformers differ by {off:.1f}")
-assert (old_rule(idx).item(), real_columns(positions).item()) == (7, 6)
-assert off > 0.5
-both = tiny(idx, positions=positions)
-torch.testing.assert_close(both, theirs, atol=5e-5, rtol=0.0)
-
-# %%
 # Which column is right depends on how a classifier was trained. One whose config names a ``pad_token_id``, like this
 # oracle, learned to be read at the last token that is not that one. So ours does the same where the config names one, and
 # reads the positions alone where it names none.
@@ -913,88 +742,14 @@ for dtype in (torch.int8, torch.uint8, torch.int16, torch.int64):
 # %%
 # The fixed lines keep the choice in a local variable, and ask whether the dtype is floating. The check is a second
 # batch of another kind, and labels of every integer dtype.
-
-from lm_from_scratch.training.classification_loss import problem_type_of
-
-print(inspect.getsource(problem_type_of))
-print(inspect.getsource(classification_loss))
-
-# %%
-# Which sentence is false?
-# ------------------------
-#
-# 1. Freezing the backbone does not change the gradient of ``score.weight``.
-# 2. Gradient checking saves memory: it computes parts of the forward pass again instead of keeping them.
-# 3. ``keys_to_ignore_at_inference = ["past_key_values"]`` does not stop a Qwen2 from returning its cache.
-# 4. A classifier with K labels that is right in 1 of K cases can be worse than a constant answer.
-
-from lm_from_scratch.instruments.record import record_saved
-from lm_from_scratch.training.gradient_checkpointing import (
-    use_gradient_checkpointing_,
-)
-
-
-def gradient(classifier):
-    classifier.zero_grad()
-    classification_loss(classifier(ids), y).backward()
-    return classifier.score.weight.grad.clone()
-
-
-def kept_bytes(classifier):
-    with record_saved(classifier) as saved:
-        classifier(ids.repeat(1, 8))
-    return sum(saved.values())
-
-
-everything = gradient(tiny)
-tiny.backbone.requires_grad_(False)
-moved = (gradient(tiny) - everything).abs().max()
-tiny.backbone.requires_grad_(True)
-print(f"1. moved by {moved:.0e}")
-
-runs = []
-
-
-def head(weight):
-    runs.append(1)
-    return F.cross_entropy(states_test[:4, 1].double() @ weight.T, y_test[:4])
-
-
-weight = torch.zeros(K, C, dtype=torch.double, requires_grad=True)
-assert torch.autograd.gradcheck(head, weight)
-checkpointed = copy.deepcopy(tiny)
-use_gradient_checkpointing_(checkpointed)
-saved = kept_bytes(checkpointed) / kept_bytes(tiny)
-print(
-    f"2. checking {weight.numel()} numbers ran forward {len(runs)} times;",
-    end=" ",
-)
-print(f"checkpointing keeps {saved:.0%} of the bytes")
-
-ignored = oracle.config.keys_to_ignore_at_inference
-returned = oracle(ids, use_cache=True).past_key_values
-print("3. ignored:", ignored, "returned:", returned is not None)
-print(
-    f"4. 1 of K is {1 / K:.1%}, the largest class {rate['largest class']:.1%}"
-)
-
-assert moved < 1e-6
-assert len(runs) >= 2 * weight.numel() and saved < 0.6
-torch.testing.assert_close(gradient(checkpointed), everything)
-assert ignored == ["past_key_values"] and returned is not None
-assert rate["largest class"] > 1 / K
-
-# %%
-# The second sentence is false. It is gradient *checkpointing* that computes again and saves memory. Gradient checking
-# is a test: it moves each number up and down, and compares the slope with the gradient.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Give training from random weights 2, 4 and 8 passes. Hint: shuffle with another seed in each pass. A
-#    right answer is a curve over passes, with the interval of each point and the line of naive Bayes.
+# 1. *Easy.* Train the same architecture from random weights, with 1, 2, 4 and 8 passes. Hint: shuffle with another seed
+#    in each pass. A good answer is a curve over passes, with the interval of each point and the line of naive Bayes.
 # 2. *Hard.* Add the scores of naive Bayes to the logits of the fine-tuned model, with a factor chosen on the training
-#    side. Hint: the loop ``choose`` needs a model that did not train on its fifth. A right answer compares the sum with
+#    side. Hint: choose it on a fifth of that side on which the model did not train. A good answer compares the sum with
 #    both parts on the same test texts, and counts the texts on which they differ.
 #
 # Summary
@@ -1007,8 +762,7 @@ assert rate["largest class"] > 1 / K
 # * With 2, 4 and 8 labels for each class, a frozen backbone beat naive Bayes by more than 5 points, on texts that it had
 #   read. On modules that it had not read, its lead was less than half as large; over random weights it was more than 3
 #   points.
-# * With all labels, fine-tuning beat the same steps from random weights by more than 15 points, and ended within 5
-#   points of a word count. The sign test does not tell these two apart.
+# * With all labels, fine-tuning ended within 5 points of a word count. The sign test does not tell the two apart.
 # * At least 90 % of the test texts had been training text of the language model, with their names. A result on them does not
 #   say what it would be on new texts.
 #

@@ -3,8 +3,8 @@ What is each token of this Python line?
 =======================================
 
 An editor colours a program: keywords, strings, comments. Could a language model do that, token by token? It is a good
-question to practise on, because Python's own ``tokenize`` knows every answer. So labels are free, and each
-mistake is the model's.
+question to practise on, because Python's own ``tokenize`` knows every answer: labels are free, and each mistake is the
+model's.
 """
 
 # sphinx_gallery_needs = ["1_sequences", "../2_qwen2/4_qwen2"]
@@ -37,8 +37,15 @@ def kind(part):
     return "keyword" if keyword.iskeyword(part.string) else OTHERS.get(name)
 
 
+program = 'def area(r):\n    return 3.14 * abs(r) ** 2  # not "pi"\n'
+parts = [*tokenize.generate_tokens(io.StringIO(program).readline)]
+drawings.labelled(
+    [f"{part.string} " for part in parts], [kind(part) or "" for part in parts]
+)
+
 # %%
-# A name in front of a bracket gets a label of its own, ``call``: something is called or defined.
+# These are Python's own tokens. A name in front of a bracket gets a label of its own, ``call``, because something is
+# called or defined there. And every character gets the label of its token:
 
 
 def label_characters(text):
@@ -56,7 +63,6 @@ def label_characters(text):
     return labels
 
 
-program = 'def area(r):\n    return 3.14 * abs(r) ** 2  # not "pi"\n'
 truth = label_characters(program)
 
 assert {*truth} == {None, *LABELS} - {"string"}
@@ -86,8 +92,7 @@ def example(text):
 
 
 ids, numbers = example(program)
-print(tokenizer.pieces(ids[1:12]))
-print(numbers[1:12])
+print(tokenizer.pieces(ids[1:12]), numbers[1:12], sep="\n")
 assert [LABELS[k] for k in numbers[1:4]] == ["keyword", "call", "call"]
 
 # %%
@@ -121,7 +126,7 @@ train = [example(text + "\n") for text in functions(read, 300)]
 test = [example(text + "\n") for text in functions(unread, 130)]
 
 # %%
-# They become batches as on the page before, and labels are padded with -100.
+# Programs become batches as in the last lesson, and labels are padded with -100.
 
 
 def batch_of(examples):
@@ -144,7 +149,7 @@ assert len(train) == 300 and len(test) > 90
 #
 # The simplest tagger looks each token up in a table: which label did it have most often?
 #
-# **Predict first.** In the program above, "not" stands in a comment. What does the table call it?
+# **Predict first.** In the program above, "not" is in a comment. What does the table call it?
 #
 # * keyword
 # * comment
@@ -167,8 +172,9 @@ assert LABELS[table[tokenizer.encode(" not")[0]]] == "keyword"
 assert 0.5 < right(table[batch_test.idx]) < 0.75
 
 # %%
-# Keyword, always. A table has one answer for a token, whatever stands around it. What a word is depends on the
-# text before it: has a string begun, or a comment?
+# Keyword, always. A table has one answer for a token, whatever the text around it.
+#
+# But what a word is depends on the text before it: has a string begun, or a comment?
 #
 # A head for every token
 # ----------------------
@@ -264,7 +270,7 @@ assert torch.allclose(scores[0], scores[1], atol=1e-4)
 # follows it, so the model can only bet on what most programs do.
 #
 # There are two ways out. A tagger may wait and read the state of the *next* token as well: then fewer than one name in fifty
-# is wrong (measured in depth). Or the model may look both ways, as BERT does, which can tag but not write.
+# is wrong, as the `page in depth <2a_tokens_in_depth.ipynb>`_ measures. Or the model may look both ways, as BERT does, which can tag but not write.
 #
 # A report that was too good
 # --------------------------
@@ -273,18 +279,19 @@ assert torch.allclose(scores[0], scores[1], atol=1e-4)
 # padding of every short program becomes a row of keywords.
 #
 # Nothing crashes. The model learns that padding is a keyword, which is easy, and the test counts those answers. The
-# accuracy goes *up* by more than three points (measured in depth), and on real tokens hardly anything changes.
+# accuracy goes *up* by more than three points (the in-depth page measures that, too), and on real tokens hardly anything
+# changes.
 #
 # A number that improves for no reason deserves the same suspicion as one that falls.
 #
 # Exercises
 # ---------
 #
-# 1. Give ``example`` a program of your own and draw the answers with ``drawings.labelled``. A right answer has found one
+# 1. Give ``example`` a program of your own and draw the answers with ``drawings.labelled``. A good answer has found one
 #    mistake, and says whether the text before the token could have prevented it.
-# 2. Give a token the label of its last character instead of its first. A right answer counts the labels that
+# 2. Give a token the label of its last character instead of its first. A good answer counts the labels that
 #    change, and names the kind of token.
-# 3. Build a table of pairs: the most frequent label of a token and the one before it. A right answer says how
+# 3. Build a table of pairs: the most frequent label of a token and the one before it. A good answer says how
 #    many of the points between table and model it wins.
 #
 # Summary
