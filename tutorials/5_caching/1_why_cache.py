@@ -82,7 +82,8 @@ assert without[150:].median() > without[:50].median()
 # ----------------------
 #
 # In every block, each token makes three vectors: a query q, a key k and a value v. Each *round* writes one token. Go
-# through the first rounds; ⊢ is the start of the document. Grey vectors are computed again, blue ones were kept.
+# through the first rounds; ⊢ is ``<|endoftext|>``, the start of the document. Grey vectors are computed again, blue
+# ones were kept.
 
 from lm_from_scratch.drawings.caching import cache_filling, one_query
 
@@ -110,8 +111,7 @@ assert sum(rounds) == 21_700 and round(21_700 / 208) == 104
 # About 22,000: the model reads 9 tokens in the first round, 10 in the second, and so on up to 208, which adds up to
 # 21,700.
 #
-# So twice the text takes about four times the work without a cache, and twice the work with one. (Why did the clock
-# show less? We come to that.)
+# So twice the text takes about four times the work without a cache, and twice the work with one.
 #
 # Keys and values, but no queries
 # -------------------------------
@@ -240,7 +240,7 @@ assert (gpt2(twenty[9:10], 0, nine) - full[9]).abs().max() > 1
 # ------------------
 #
 # Generating has two phases. In **prefill**, one pass reads the whole prompt and fills the cache. In **decode**, each
-# pass reads one token. Here are both for the same 200 tokens.
+# pass reads one token.
 
 ids = torch.tensor([text[:200]])
 seconds = []
@@ -254,9 +254,9 @@ print(f"decode  {200 / with_cache.sum():7,.0f} tokens a second")
 assert min(seconds) / 200 < with_cache.median() / 2
 
 # %%
-# Why is decode so much slower per token? Each pass has a fixed price: every weight must come from memory. (For our tiny
-# model, Python itself takes longer.) In prefill, 200 tokens share that price; in decode, each token pays it alone. That
-# is also why the race is not won by 104 to 1: the passes that a cache saves are wide, and wide passes are efficient.
+# Why is decode so much slower per token? Each pass has a fixed price: every weight must come from memory. In prefill,
+# 200 tokens share that price; in decode, each token pays it alone. That is also why the race is not won by 104 to 1:
+# the passes that a cache saves are wide, and wide passes are efficient.
 #
 # What it costs
 # -------------
@@ -316,13 +316,11 @@ assert config.n_head // config.n_kv_head == 7
 # ---------
 #
 # 1. *Easy.* How many cached tokens weigh as much as Qwen2-1.5B in bfloat16 (2 bytes a number)? Compute it by the
-#    formula, then ask a ``GrowingCache`` on the ``meta`` device. A right answer is one number, both ways. Hint:
-#    ``SIZES`` has its shape.
+#    formula, then ask a ``GrowingCache`` on the ``meta`` device. A good answer is one number, both ways.
 # 2. *Easy.* Continue *Return the number of items in a* by ``gpt2``, with the cache that another text has left. Then
-#    empty it, and write the text again. A right answer shows both texts, and says why the law does not hold.
+#    empty it, and write the text again. A good answer shows both texts, and says why the law does not hold.
 # 3. *Medium.* Two prompts begin with the same nine tokens. Read these once, and continue each prompt from its own copy
-#    of the cache. A right answer has the logits of two full passes, and counts how many tokens were read. Hint: the
-#    tensors need not be copied, because ``torch.cat`` makes new ones.
+#    of the cache. A good answer has the logits of two full passes, and counts how many tokens were read.
 #
 # Summary
 # -------

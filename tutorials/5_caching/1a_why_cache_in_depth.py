@@ -344,7 +344,7 @@ assert error < 1e-10
 # ---------
 #
 # 1. *Medium.* Give ``PlainCache`` a method ``crop(length)``, and test it as the third sentence was tested, for both
-#    models. Hint: cut all layers along S. A right answer has an error below 1e-10 for every length from 0 to 12.
+#    models. Hint: cut all layers along S. A good answer has an error below 1e-10 for every length from 0 to 12.
 #
 # Summary
 # -------

@@ -393,10 +393,10 @@ assert round(plain[400] / plain[200], 2) == 3.99
 #
 # 1. *Medium.* A batch does not help attention: in a step of decode, a number of the cache is multiplied H / Hkv times,
 #    whatever B is. Show it for Qwen2-0.5B with B = 1 and B = 8. Hint: count on the ``meta`` device, with the kind
-#    ``formula``, one step after a prefill. A right answer is 7 for both.
+#    ``formula``, one step after a prefill. A good answer is 7 for both.
 # 2. *Hard.* Keep the normalised states from which keys and values are made, C numbers a token and layer, and compute
 #    all S keys and values in every step. For which of the three published shapes is this cache smaller, and what does
-#    a step cost? Hint: compare C with :math:`2 H_{kv} D`. A right answer keeps the law, finds one shape, and shows
+#    a step cost? Hint: compare C with :math:`2 H_{kv} D`. A good answer keeps the law, finds one shape, and shows
 #    that the linear maps lose the saved power of N again.
 #
 # Summary

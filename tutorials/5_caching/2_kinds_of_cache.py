@@ -257,11 +257,11 @@ assert [round(v[-1], 2) for v in gib.values()] == [1.75, 1.75, 0.98, 0.22]
 # Exercises
 # ---------
 #
-# 1. *Easy.* A ring of W slots gets T tokens at once, and reads first. How many keys does attention get? A right answer
+# 1. *Easy.* A ring of W slots gets T tokens at once, and reads first. How many keys does attention get? A good answer
 #    is W + T, or W for T = 1, and says up to which T a piece costs at most 2 W keys.
 # 2. *Medium.* Give the ring ``slack`` more slots than the window, and write first. For which T does no query miss a key?
-#    A right answer is a rule in T and ``slack``, checked by the loop above for slack 0 to 3 and T from 1 to 5.
-# 3. *Medium.* Count the numbers that a doubling cache writes to hold N tokens, copies included. A right answer stays
+#    A good answer is a rule in T and ``slack``, checked by the loop above for slack 0 to 3 and T from 1 to 5.
+# 3. *Medium.* Count the numbers that a doubling cache writes to hold N tokens, copies included. A good answer stays
 #    below 3 N for every N up to 10,000.
 #
 # Summary

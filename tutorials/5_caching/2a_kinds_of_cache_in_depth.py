@@ -470,11 +470,11 @@ assert off < 1e-9 and kept == [10, 1, 1]
 # 2. *Medium.* Keep the window in order instead: shift the slots to the left, and write at the end. Old ``transformers``
 #    first cut the position to W - 1 and then asked whether it was at least W - 1, so it shifted one token early
 #    (`issue 37574 <https://github.com/huggingface/transformers/issues/37574>`_). Plant that in your cache, and feed one
-#    token at a time. Hint: which slot is empty after position W - 1? A right answer is wrong at positions 3 to 11 for
+#    token at a time. Hint: which slot is empty after position W - 1? A good answer is wrong at positions 3 to 11 for
 #    this page's three layers, and right again from 12 on.
 # 3. *Hard.* S slots hold what the next query needs even after :math:`\text{slack} + 1` tokens are taken back, one more than
 #    ``crop`` allows. Why is the last one refused? Hint: ``ring._crop`` does not ask; let a pass of one token fail in the
-#    last layer before you crop. A right answer shows two runs, one exact and one wrong.
+#    last layer before you crop. A good answer shows two runs, one exact and one wrong.
 #
 # Summary
 # -------

@@ -58,7 +58,7 @@ drawings.versions(texts)
 # the largest. Keep the smallest number and the *step* between two marks. For each number, keep only the index of the
 # nearest mark, its *code*. Rounding of this kind is called *quantisation*.
 #
-# Here are 8 of the 32 features of a real key, that of ``" file"`` in head 0 of block 1. The dots are the numbers, and
+# Here are 8 of the 32 features of a real key, that of ``␣file`` in head 0 of block 1. The dots are the numbers, and
 # the arrows lead to their marks.
 
 cache = GrowingCache(8)
@@ -252,7 +252,7 @@ for name, x in (("keys", keys), ("values", values)):
 
 # %%
 # A rounded value is still the value of the right token, slightly off. A rounded key changes *which* token is
-# read. Here is a query that it hits hard, that of ``" is"`` after *an exception*, in head 2 of block 6.
+# read. Here is a query that it hits hard, that of ``␣is`` after *an exception*, in head 2 of block 6.
 
 from lm_from_scratch.instruments.record import record_attention
 
@@ -281,7 +281,7 @@ assert words[8] == " an" and weights[1][8] == max(weights[1])
 assert weights[0][9] == max(weights[0]) and weights[0][8] < 0.1
 
 # %%
-# ``" exception"`` loses more than half of its weight, and ``" an"`` now has the most: the query reads another word.
+# ``␣exception`` loses more than half of its weight, and ``␣an`` now has the most: the query reads another word.
 #
 # What it saves and costs
 # -----------------------
@@ -319,12 +319,12 @@ assert round(2 / (1 + 4 / 32), 1) == 1.8 and round(2 / (0.5 + 4 / 32), 1) == 3.2
 #
 # 1. *Easy.* A model has L = 24, Hkv = 2 and D = 64, and works in bfloat16. How many tokens fit into 1 GiB of cache
 #    exactly, with 8 bits and with 4 bits, with 32 numbers to a ruler? Compute it, then check with ``nbytes`` of a small
-#    cache. A right answer shows both factors, and why they are not 2 and 4.
+#    cache. A good answer shows both factors, and why they are not 2 and 4.
 # 2. *Easy.* Write five texts, from prompts of your own, with ``Quantized(4, 8)``, whose rulers have 8 features each, and
-#    with ``Quantized(4, 32)``. A right answer says how many tokens stay as they are in each, and what the shorter rulers
+#    with ``Quantized(4, 32)``. A good answer says how many tokens stay as they are in each, and what the shorter rulers
 #    cost in bytes.
 # 3. *Medium.* Give ``Rounded`` one more number: with 2 bits, keep the largest of each row exactly, and lay the ruler
-#    over the others. A right answer shows the text and the loss before and after, and the bytes. Hint: set the largest
+#    over the others. A good answer shows the text and the loss before and after, and the bytes. Hint: set the largest
 #    to the mean before you encode, and put it back at the end of ``decode``.
 #
 # Summary

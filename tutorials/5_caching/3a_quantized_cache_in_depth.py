@@ -434,12 +434,12 @@ assert cache.length == 40 and cache.contents(0)[0].dtype == torch.float32
 # ---------
 #
 # 1. *Easy.* Keep the first token of each row exactly and round the others to 4 bits. How much smaller is the error of
-#    the logits? Hint: change ``RoundTrip.update``. A right answer measures both models, and compares with token 100.
-# 2. *Medium.* Write a codec that keeps minimum and step of a float32 cache in float16. A right answer shows the bytes
+#    the logits? Hint: change ``RoundTrip.update``. A good answer measures both models, and compares with token 100.
+# 2. *Medium.* Write a codec that keeps minimum and step of a float32 cache in float16. A good answer shows the bytes
 #    by formula and measured, that the law still holds, and that the error bound needs a new term. Hint: compute the
 #    codes with the rounded step.
 # 3. *Hard.* Build KIVI's cache for keys: groups of 32 tokens in each channel, and the tokens of an incomplete group
-#    kept exactly. Which model does it equal, for pieces of one token? A right answer shows where the law of this page
+#    kept exactly. Which model does it equal, for pieces of one token? A good answer shows where the law of this page
 #    fails and states the one that holds. Hint: what a query sees of a key depends on the tokens between them.
 #
 # Summary

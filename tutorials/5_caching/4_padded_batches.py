@@ -47,9 +47,9 @@ drawings.versions({"alone": alone, "in a batch": padded})
 # The last column
 # ---------------
 #
-# Here is the batch. ⊢ is the start of a document. The program reads the logits of the last column, in blue, and in the
-# short row that is padding. It gave no mask and no positions, so to the model every column is a real token (mask 1),
-# and its position is the number of its column.
+# Here is the batch. ⊢ is ``<|endoftext|>``, the start of a document. The program reads the logits of the last column,
+# in blue, and in the short row that is padding. It gave no mask and no positions, so to the model every column is a
+# real token (mask 1), and its position is the number of its column.
 
 T = max(len(prompt) for prompt in prompts)
 words = [["⊢", *tokenizer.pieces(prompt)[1:]] for prompt in prompts]
@@ -243,12 +243,12 @@ drawings.versions({"alone": alone[:4], "mask forgotten": forgot})
 # Exercises
 # ---------
 #
-# 1. *Easy.* Pad on the right and keep the mask and the positions. Which column has to be read in each row? A right
+# 1. *Easy.* Pad on the right and keep the mask and the positions. Which column has to be read in each row? A good
 #    answer gives the logits that each prompt has alone. Hint: ``positions.argmax(1)``.
 # 2. *Easy.* Take ten prompts of 1 to 40 tokens. How many padding tokens are in two batches of five, as they come and
-#    sorted by length? A right answer shows both counts and the same greedy texts.
-# 3. *Medium.* In a chat, both rows get a second message, again of unequal lengths. Read it into the same cache. A right
-#    answer equals each whole conversation alone. Hint: padding may stand anywhere, if its position is -1 and real
+#    sorted by length? A good answer shows both counts and the same greedy texts.
+# 3. *Medium.* In a chat, both rows get a second message, again of unequal lengths. Read it into the same cache. A good
+#    answer equals each whole conversation alone. Hint: padding may be anywhere, if its position is -1 and real
 #    tokens go on counting from ``cache.lengths``.
 #
 # Summary

@@ -382,7 +382,7 @@ for rows in (prompts, prompts[::-1]):
 # ---------
 #
 # 1. *Easy.* Give ``logit_errors`` three prompts of *equal* length. Which causes does it still see? Hint: ``few`` is a
-#    global name. A right answer names one cause, and says why such a test is not enough.
+#    global name. A good answer names one cause, and says why such a test is not enough.
 #
 # Summary
 # -------
