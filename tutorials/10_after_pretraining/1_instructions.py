@@ -3,7 +3,7 @@ A model that answers
 ====================
 
 Our small model ``tasks`` was trained on lines such as ``sort:dbac=abcd``. It sorts letters if you ask in exactly this
-form. Ask in words, as in a chat, and it babbles. On this page it takes a few seconds to learn to answer.
+form. Ask in words, as in a chat, and it babbles:
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/4_training", "../2_qwen2/4_qwen2"]
@@ -60,6 +60,8 @@ for question, said in zip(asked, before):
 assert before[0] == "eqrtwy<|endoftext|>" and "eqrtwy" not in before[1]
 
 # %%
+# On this page it takes a few seconds to learn to answer.
+#
 # A chat is one text
 # ------------------
 #
@@ -81,6 +83,10 @@ learned_parts(pieces, parts, one.answer)
 #
 # Training on such examples is called *supervised fine-tuning*, or SFT. (*Fine-tuning* means that a trained model is
 # trained further, for something more special.)
+#
+# A chat can have several turns. *And the last letter* makes sense only if you have read what was said before, so the
+# program that you chat with keeps all messages, and makes one text of them again for each turn. The model remembers
+# nothing else.
 #
 # What counts
 # -----------
@@ -108,61 +114,56 @@ torch.testing.assert_close(same, loss)
 # A guess at random among all tokens would do better. The base model has never seen the token that ends an answer, and
 # is sure that it does not come.
 #
-# Two thousand questions
-# ----------------------
+# A few hundred questions
+# -----------------------
 #
 # Published models learn from answers that people wrote. Ours come from a program, which can also check them. Some words
 # are held out: no question in the training has them.
 
-SAY = ["Sort {}", "In order: {}", "Please sort {}"]
-THEN = {"And the first letter": 0, "And the last letter": -1}
-
 
 def chat(rng, held_out=False):
-    drawn = questions("sort", rng, range(3, 6))  # words of 3 to 5 letters
+    drawn = questions("sort", rng, [3])  # words of three letters
     word = next(w for w in drawn if is_held_out("sort", w) == held_out)
-    answer, then = TASKS["sort"].answer(word), rng.choice([*THEN])
-    return talk(rng.choice(SAY).format(word), answer, then, answer[THEN[then]])
+    return talk(f"Please sort {word}", TASKS["sort"].answer(word))
 
 
-def examples(seed, count=2200, messages=2):
+def examples(seed, count):
     rng = Random(seed)
-    chats = [chat(rng)[:messages] for _ in range(count)]
-    return [conversation(tokenizer, one) for one in chats]
+    return [conversation(tokenizer, chat(rng)) for _ in range(count)]
 
 
 # %%
-# Training takes 90 steps. An answer is right if every letter is right and the answer ends there.
+# Training takes 110 steps of 8 questions. An answer is right if every letter is right and the answer ends there.
 
 
-def taught(examples, seed, steps=90, rows=24, model=base, lr=3e-3):
-    model = copy.deepcopy(model)
-    batches = AnswerBatches(examples, tokenizer, rows, 128, seed)
-    config = TrainConfig(steps=steps, lr=lr, warmup=10, weight_decay=0.0)
+def tuned(examples, seed, steps=110):
+    model = copy.deepcopy(base)
+    batches = AnswerBatches(examples, tokenizer, 8, 128, seed)
+    config = TrainConfig(steps=steps, lr=3e-3, warmup=5, weight_decay=0.0)
     list(train(model, batches, config))  # every step
     return model.eval()
 
 
 unseen = [chat(Random(n), held_out=True) for n in range(50)]
+first = [tokenizer.chat(one[:1]) for one in unseen]  # up to the answer
 
 
-def right(model, turn=1):  # the share of right answers in this turn
-    wanted = [c[2 * turn - 1]["content"] + "<|im_end|>" for c in unseen]
-    said = answers(model, [tokenizer.chat(c[: 2 * turn - 1]) for c in unseen])
+def right(model):  # the share of right answers
+    wanted = [one[1]["content"] + "<|im_end|>" for one in unseen]
+    said = answers(model, first)
     return sum(a == w for a, w in zip(said, wanted)) / len(unseen)
 
 
-made = [examples(seed) for seed in range(3)]
-models = [taught(made[seed], seed) for seed in range(3)]
+models = [tuned(examples(seed, 110 * 8), seed) for seed in range(3)]
 shares = [right(model) for model in models]
 print(f"before: {right(base):.0%}, after:", *(f"{s:.0%}" for s in shares))
-assert right(base) == 0 and min(shares) > 0.6
-assert DOCUMENTS["sort"] == 30_000 and 90 * 24 < 2_200
+assert right(base) == 0 and min(shares) > 0.5
+assert DOCUMENTS["sort"] == 30_000
 
 # %%
-# Three models from three seeds answer most of the 50 held-out questions. Each has seen fewer than 2,200 questions,
-# while the base model learned to sort from 30,000 lines. So this is not where it learned to sort. It learned where the
-# word is now, and where the answer goes.
+# Three models from three seeds answer most of the 50 held-out questions. Each has seen 880 questions, while the base
+# model learned to sort from 30,000 lines. So this is not where it learned to sort. It learned where the word is now,
+# and where the answer goes.
 #
 # **Predict first.** What does the first of the three models answer to *What is 47+38*?
 #
@@ -177,109 +178,64 @@ for asked, said in zip(odd, answers(models[0], prompts)):
     assert said != "85<|im_end|>"
 
 # %%
-# In its examples a question in a chat always meant sorting. So it sorts letters of your sentence. None of them says "I
-# cannot do that". What a model should do with other questions must be in the examples, too.
+# Something sorted. In its examples a question in a chat always meant sorting, so it sorts letters of your sentence.
+#
+# No example says "I cannot do that". What a model should do with other questions must be in its examples, too.
 #
 # If the mask is wrong
 # --------------------
 #
-# Which tokens count is a list of booleans, the *mask*. With a wrong mask the model still trains, and the loss still
-# falls. Here are four masks on the same examples, for a shorter run: 50 steps of 16 rows.
+# Which tokens count is a list of booleans, the *mask*. Here is what counts with four masks, the right one first. They
+# are made of the same chat.
 
 
 MASKS = {
-    "right": lambda m: m,
-    "all tokens": lambda m: [True] * len(m),
-    "one to the left": lambda m: [*m[1:], False],
-    "one to the right": lambda m: [False, *m[:-1]],
+    "right": lambda mask: mask,
+    "all tokens": lambda mask: [True] * len(mask),
+    "one to the right": lambda mask: [False, *mask[:-1]],
+    "one to the left": lambda mask: [*mask[1:], False],
 }
-
-
-def habits(model):  # shares that are correct, that end, that open a turn
-    prompts = [tokenizer.chat(c[:1]) for c in unseen]
-    said = answers(model, prompts, stop=(0,), new=28)
-    correct = [a.startswith(c[1]["content"]) for a, c in zip(said, unseen)]
-    ends = ["<|im_end|>" in a for a in said]
-    opens = ["<|im_start|>" in a for a in said]
-    return said[0], [sum(column) / 50 for column in (correct, ends, opens)]
-
+one = conversation(tokenizer, chat(Random(0)))
+for name, change in MASKS.items():
+    counted = [i for i, c in zip(one.ids, change(one.answer)) if c]
+    print(f"{name:17}{tokenizer.decode(counted)!r}")
 
 # %%
-# Each mask gets three runs. This time the program does not stop a model at ``<|im_end|>``, so that we see how it goes
-# on. We count how often an answer begins with the right letters, how often it ends, and how often the model then opens
-# a new turn.
+# With all tokens, the model spends its steps on guessing words that the user will choose, and learns to ask its own
+# questions. With the mask one to the right, it never learns how an answer begins. None of them raises an error: the
+# model trains, and the loss falls.
 #
-# **Predict first.** One mask is moved to the left by one place, so that each ``True`` marks the token before the one
-# that it should mark. What will that model do?
+# **Predict first.** Three models are trained with the last mask, which is moved one place to the left. What will they
+# do?
 #
 # * answer as well as the others
-# * answer wrongly
+# * never begin to answer
 # * never stop
 
-shown, found = {}, {name: [] for name in MASKS}
-for name, change in MASKS.items():
-    for seed in range(3):
-        batch = [Answered(e.ids, change(e.answer)) for e in examples(seed, 900)]
-        model = taught(batch, seed, steps=50, rows=16)
-        shown[name], shares_of = habits(model)
-        found[name].append(shares_of)
+
+def moved(seed, steps=25):
+    left = [
+        Answered(e.ids, MASKS["one to the left"](e.answer))
+        for e in examples(seed, steps * 8)
+    ]
+    return tuned(left, seed, steps)
 
 
-def three(shares):
-    return " ".join(f"{share:4.0%}" for share in shares)
-
-
-table = {name: [*zip(*rows)] for name, rows in found.items()}
-print(f"{'':18}{'correct':17}{'ends':17}opens a turn")
-for name, columns in table.items():
-    print(f"{name:18}", "   ".join(map(three, columns)), sep="")
-for name, said in shown.items():
-    print(f"{name:18}{said!r}")
-assert max(table["one to the left"][1] + table["one to the right"][1]) == 0
-assert min(table["right"][1]) > 0.8 and max(table["right"][2]) < 0.1
-assert sum(table["right"][0]) > sum(table["all tokens"][0]) + 0.1
-assert sum(table["all tokens"][2]) > 0.6
+for seed in range(3):
+    said = answers(moved(seed), first, stop=(0,), new=28)
+    print(repr(said[0]), sum("<|im_end|>" in a for a in said), "ends of 50")
+    assert not any("<|im_end|>" in a for a in said)
 
 # %%
-# * **Right.** So short a run teaches it to end, and only a part of the sorting. What follows the end is noise, which
-#   nobody will see: the program stops there.
-# * **All tokens.** The model spends its steps on guessing words that the user will choose, so it answers worse. Then it
-#   writes the next turn itself.
-# * **One to the left.** The last target of each answer, ``<|im_end|>``, is lost. The model never learns to stop, and
-#   writes until it has no more room. It begins well even more often, for it never has to decide where to end.
-# * **One to the right.** The first letter is lost, and the line end after the turn counts. So the model has never been
-#   taught how an answer begins, and writes line ends.
+# Never stop. The last target of each answer, ``<|im_end|>``, is lost, so the models write until they have no more room.
 #
-# None of them raises an error. So look at a batch before you train: print the tokens that count, as in the picture
-# above.
-#
-# Several turns
-# -------------
-#
-# *And the last letter* makes sense only if you have read what was said before. Our three models have seen chats of one
-# turn only, so they sort this sentence, too. We now train them on chats with two turns, in which both answers count.
-
-second = [right(model, turn=2) for model in models]
-longer = [
-    taught(examples(10 + n, 1400, 4), n, 80, 16, models[n], lr=2.5e-3)
-    for n in range(3)
-]
-then = [right(model, turn=2) for model in longer]
-print(f"second turn before: {three(second)}, after: {three(then)}")
-print(
-    f"first turn before:  {three(shares)}, after: {three(map(right, longer))}"
-)
-assert max(second) < 0.1 and min(then) > 0.15
-
-# %%
-# The second answer is one letter of the first, so the model reads what it said itself. In use, a program keeps the
-# messages, and for each turn it makes one text of all of them again. The model remembers nothing else.
+# A short look would have shown the mistake. Before you train, print the tokens that count, as above.
 #
 # What is forgotten
 # -----------------
 #
 # **Predict first.** In the form of its first training, such as ``add:47+38=``, the base model could do six tasks. What
-# is left of them after the 90 steps on chats?
+# is left of them after the 110 steps on chats?
 #
 # * all of them: nothing in the chats contradicts them
 # * all but sorting
@@ -296,11 +252,11 @@ def known(model, name):  # in the plain form; a turn may end it, too
     return sum(map(TASKS[name].is_right, asked, said)) / len(asked)
 
 
-first = [known(base, name) for name in TASKS]
+plain = [known(base, name) for name in TASKS]
 later = [[known(model, name) for name in TASKS] for model in models]
 
 _, (ax,) = figure(4.6, 2.8)
-ax.bar(range(6), first, 0.3, color=COLOURS[0], label="before")
+ax.bar(range(6), plain, 0.3, color=COLOURS[0], label="before")
 for i, (row, hatch) in enumerate(zip(later, ("//", "..", "xx"))):
     places = [x + 0.25 + 0.15 * i for x in range(6)]
     ax.bar(places, row, 0.13, color=COLOURS[1], hatch=hatch, label=f"seed {i}")
@@ -308,14 +264,16 @@ ax.set(title="Right answers in the plain form", ylim=(0, 1.25))
 ax.set_xticks(range(6), [*TASKS])
 ax.legend(frameon=False, ncols=4, loc="upper center", fontsize=8)
 plt.show()
-assert min(first[:3]) > 0.8 and max(map(max, later)) < 0.6
-assert sum(map(sum, later)) < 0.15 * 3 * sum(first)
+assert min(plain[:3]) > 0.8
+assert sum(map(sum, later)) < 0.3 * 3 * sum(plain)
 
 # %%
-# Next to nothing, except for a part of the maxima. This is *catastrophic forgetting*: all weights took large steps for
-# a single purpose, and nothing in the loss asked to keep the rest. You can take smaller steps or fewer of them, or
-# freeze the old weights (`LoRA <../8_quantized_weights/6_lora.ipynb>`_). Above all, mix in examples of what the model
-# should keep. This is why published models are taught many tasks in one run.
+# Next to nothing. This is *catastrophic forgetting*: all weights took large steps for a single purpose, and nothing in the
+# loss asked to keep the rest.
+#
+# You can take smaller steps or fewer of them, or freeze the old weights (`LoRA <../8_quantized_weights/6_lora.ipynb>`_).
+# Above all, mix in examples of what the model should keep. This is why published models are taught many tasks in one
+# run.
 #
 # To do the same with chats of your own, use
 # ``python -m lm_from_scratch train --sft chats.jsonl --from MODEL --out RUN``, and talk to the result with
@@ -327,11 +285,13 @@ assert sum(map(sum, later)) < 0.15 * 3 * sum(first)
 # 1. *Easy.* Print the targets of the chat in the picture as text, with a dot for each -100. How many count, and which
 #    token has the first of them as its target?
 # 2. *Medium.* Mix plain lines into the training: every fourth example is ``sort:dbac=abcd`` or a sum, made by
-#    ``answered`` from the same file as ``conversation``. A right answer shows all six tasks before and after, over
+#    ``answered`` from the same file as ``conversation``. A good answer shows all six tasks before and after, over
 #    three seeds.
-# 3. *Medium.* Train at a third of the learning rate, with three times as many steps. A right answer has the share of
+# 3. *Medium.* Let the chats have a second turn, *And the last letter*, and let both answers count. Why is the second
+#    answer easier to learn? A good answer has the share of right answers in each turn, over three seeds.
+# 4. *Medium.* Train at a third of the learning rate, with three times as many steps. A good answer has the share of
 #    right answers in chats and in the plain form for both, and says whether less is forgotten.
-# 4. *Medium.* Train on 100, 300, 1,000 and 2,000 different examples, with the same number of steps each. From which
+# 5. *Medium.* Train on 30, 100, 300 and 880 different examples, with the same number of steps each. From which
 #    number on do more examples no longer help?
 #
 # Summary

@@ -169,17 +169,16 @@ assert 0.1 < waste < 0.7
 # Both are means over *all* answer tokens of the batch. If you took the mean of each chat first, and then the mean of
 # those, a chat with a short answer would count as much as one with a long answer. That is another objective.
 #
-# The rate, and what is forgotten
-# -------------------------------
+# What is forgotten
+# -----------------
 #
-# The lesson took large steps, and the model forgot nearly all it knew. Do smaller steps help? Here are 60 steps on
-# sorting in chats, at two learning rates, and at the larger one again with plain lines of all six tasks among the
-# chats. Each has three seeds.
+# The lesson took large steps, and the model forgot nearly all it knew. Do plain lines of all six tasks among the chats
+# help? Here are 40 steps on sorting in chats, without such lines and with them, for three seeds each.
 
 
-def sorting(rng, held_out):
-    drawn = questions("sort", rng, range(3, 6))
-    word = next(w for w in drawn if is_held_out("sort", w) == held_out)
+def sorting(rng):
+    drawn = questions("sort", rng, [3])
+    word = next(w for w in drawn if not is_held_out("sort", w))
     return talk(f"Sort {word}", TASKS["sort"].answer(word))
 
 
@@ -190,10 +189,10 @@ def line(name, rng):
     return answered(tokenizer, start, answer)
 
 
-def taught(examples, seed, lr, rows):
+def tuned(examples, seed, rows):
     learner = copy.deepcopy(model)
     batches = AnswerBatches(examples, tokenizer, rows, 128, seed)
-    config = TrainConfig(steps=60, lr=lr, warmup=10, weight_decay=0.0)
+    config = TrainConfig(steps=40, lr=3e-3, warmup=5, weight_decay=0.0)
     list(train(learner, batches, config))
     return learner.eval()
 
@@ -204,47 +203,29 @@ def said(learner, prompts):  # without the end token
     return [tokenizer.decode(row[:-1]) for row in rows]
 
 
-def shares(learner):  # in chats, in plain lines
-    tests = [sorting(Random(n), True) for n in range(40)]
-    given = said(learner, [tokenizer.chat(t[:1]) for t in tests])
-    in_chat = sum(g == t[1]["content"] for g, t in zip(given, tests)) / 40
+def kept(learner):  # the share of right answers in plain lines
     asked = [(n, q) for n in TASKS for q in held_out_questions(n, 10)]
     given = said(learner, [tokenizer.start(prompt(*one)) for one in asked])
     right = [TASKS[n].is_right(q, g) for (n, q), g in zip(asked, given)]
-    return in_chat, sum(right) / len(asked)
+    return sum(right) / len(asked)
 
 
-measured = {"rate 0.0003": [], "rate 0.003": [], "0.003, mixed": []}
+measured = {"chats": [], "chats and lines": []}
 for seed in range(3):
     rng = Random(seed)
-    chats_only = [
-        conversation(tokenizer, sorting(rng, False)) for _ in range(960)
-    ]
-    lines = [line(name, rng) for name in TASKS for _ in range(80)]
-    runs = (chats_only, 3e-4, 16), (chats_only, 3e-3, 16)
-    runs += ((chats_only + lines, 3e-3, 24),)
-    for name, (examples, lr, rows) in zip(measured, runs):
-        measured[name].append(shares(taught(examples, seed, lr, rows)))
-print(
-    f"{'':14}in chats         in plain lines (before: {shares(model)[1]:.0%})"
-)
-for name, pairs in measured.items():
-    columns = [" ".join(f"{x:4.0%}" for x in column) for column in zip(*pairs)]
-    print(f"{name:14}{columns[0]}   {columns[1]}")
-small, large, mixed = ([*zip(*pairs)] for pairs in measured.values())
-learned_s, kept_s, learned_l, kept_l, learned_m, kept_m = (
-    *small,
-    *large,
-    *mixed,
-)
-assert max(learned_s) < 0.2 < 0.6 < min(kept_s)
-assert max(learned_s) < min(learned_l) and max(kept_l) < 0.3
-assert sum(learned_s) < sum(learned_m) and max(kept_l) < min(kept_m)
+    chats_only = [conversation(tokenizer, sorting(rng)) for _ in range(320)]
+    lines = [line(name, rng) for name in TASKS for _ in range(40)]
+    for name, examples in zip(measured, (chats_only, chats_only + lines)):
+        rows = len(examples) // 40  # as many chats in each batch
+        measured[name].append(kept(tuned(examples, seed, rows)))
+print(f"right in plain lines before: {kept(model):.0%}")
+for name, shares in measured.items():
+    print(f"after {name:16}", *(f"{share:4.0%}" for share in shares))
+assert max(measured["chats"]) < min(measured["chats and lines"])
 
 # %%
-# At the small learning rate the model forgets little, and learns next to nothing. The mixture keeps a part of the old
-# tasks, and learns the new one more slowly, though with as many chats in each batch: nothing here is free. What a model
-# should still be able to do must be among its examples. How far 60 steps go in chats varies a lot with the seed.
+# The mixture keeps a part of the old tasks on every seed. What a model should still be able to do must be among its
+# examples.
 #
 # By the command
 # --------------
@@ -364,34 +345,14 @@ assert (
 )
 
 # %%
-# Which sentence is false?
-# ------------------------
-#
-# 1. In a chat of two turns, both answers can be learned from one row.
-# 2. The ``<|im_end|>`` of the user counts, so that the model learns to stop.
-# 3. Padding on the right changes no loss.
-# 4. A plain prompt with its completion ends with the tokenizer's end token, and that token counts.
-
-two = conversation(tokenizer, talk("Sort dbac", "abcd", "And ba", "ab"))
-both = counted(two) == "abcd<|im_end|>ab<|im_end|>"
-of_user = sum(a and i == END for i, a in zip(two.ids, two.answer)) > 2
-plain_text = answered(tokenizer, "sort:dbac=", "abcd")
-ends = plain_text.ids[-1] == 0 and plain_text.answer[-1]
-answers = [both, of_user, abs(one - other).item() < 1e-5, ends]
-print(answers)
-assert answers == [True, False, True, True]
-
-# %%
-# The second is false: the user ends that turn. The model must learn to write only its own end.
-#
 # Exercises
 # ---------
 #
 # 1. *Easy.* Write a template that puts a system message first. Which tokens of it count?
 # 2. *Medium.* Some templates drop the assistant's earlier thoughts when another turn follows. What does
-#    ``conversation`` say to such a template, and why is it right to refuse? A right answer has a template of at most
+#    ``conversation`` say to such a template, and why is it right to refuse? A good answer has a template of at most
 #    five lines.
-# 3. *Hard.* Write ``pack``, which fills rows of 128 tokens with whole chats. A right answer has the same loss as the
+# 3. *Hard.* Write ``pack``, which fills rows of 128 tokens with whole chats. A good answer has the same loss as the
 #    padded batch, and the share of filler for 1,000 chats of the lesson.
 #
 # Sources

@@ -38,10 +38,10 @@ assert not TASKS["countdown"].is_right(question, rejected)
 answer_group(question, [chosen, rejected], [1, 0])
 
 # %%
-# The second comes to 18. From a few hundred such pairs the model is to learn to prefer right answers. The method is
+# The second comes to 18. From about a hundred such pairs the model is to learn to prefer right answers. The method is
 # called *direct preference optimisation*, DPO for short.
 #
-# First we need more pairs. The model answers 400 questions eight times each, and a program checks the answers. A
+# First we need more pairs. The model answers 160 questions eight times each, and a program checks the answers. A
 # question with both right and wrong answers gives one pair: a *chosen* answer, which is right, and a *rejected* one.
 
 
@@ -66,16 +66,16 @@ def pairs_of(asked):
 
 
 # %%
-# We make pairs from 200 held-out questions in the same way:
+# We make pairs from 100 held-out questions in the same way:
 
 stream = questions("countdown", random.Random(0))
 new = (q for q in stream if not is_held_out("countdown", q))
-pairs = pairs_of(list(islice(new, 400)))
-unseen = {name: held_out_questions(name, 200) for name in TASKS}
+pairs = pairs_of(list(islice(new, 160)))
+unseen = {name: held_out_questions(name, 100) for name in TASKS}
 held_out = pairs_of(unseen["countdown"])
 print(f"{len(pairs)} pairs to learn from, {len(held_out)} held out")
 
-assert 150 < len(pairs) < 320 and 70 < len(held_out) < 170
+assert 60 < len(pairs) < 130 and 35 < len(held_out) < 80
 
 # %%
 # A reward from two models
@@ -134,8 +134,10 @@ print(f"loss {loss:.4f}, margins {margins.min():.1f} to {margins.max():.1f}")
 assert abs(loss - 0.6931) < 1e-4 and margins.abs().max() == 0
 
 # %%
-# The copy still *is* the reference. So all rewards are 0, all margins are 0, and the sigmoid of 0 is one half, a coin
-# toss: :math:`-\log \frac{1}{2} = 0.693`. If your own run begins with another number, its reference is another model.
+# 0.693, whatever model and pairs. The copy still *is* the reference, so all rewards are 0, all margins are 0, and the
+# sigmoid of 0 is one half, a coin toss: :math:`-\log \frac{1}{2} = 0.693`.
+#
+# If your own run begins with another number, its reference is another model.
 # If it stays at 0.693, `something is wrong <2a_preferences_in_depth.ipynb>`_.
 #
 # A run
@@ -161,17 +163,17 @@ def measured(model):
 
 
 # %%
-# Each step takes 32 pairs. The reference never changes, so its log-probabilities were computed once, before the run.
+# Each step takes 16 pairs. The reference never changes, so its log-probabilities were computed once, before the run.
 
-STEPS = [0, 8, 16, 32]
+STEPS = [0, 5, 10]
 
 
 def learn(seed, beta=0.1):
     model, _ = load_shipped("tasks")
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-4, (0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), 4e-4, (0.9, 0.95))
     rng, log = random.Random(seed), [measured(model)]
     for step in range(1, STEPS[-1] + 1):
-        picked = rng.sample(range(len(pairs)), 32)
+        picked = rng.sample(range(len(pairs)), 16)
         now = log_probs(model, [pairs[i] for i in picked])
         loss, _ = dpo_loss(*now, *old[:, picked], beta)
         optimizer.zero_grad()
@@ -180,11 +182,11 @@ def learn(seed, beta=0.1):
         optimizer.step()
         if step in STEPS:
             log.append(measured(model))
-    return model, torch.tensor(log)  # (4 times, 5 measures)
+    return model, torch.tensor(log)  # (3 times, 5 measures)
 
 
 runs = [learn(seed) for seed in range(3)]
-logs = torch.stack([log for _, log in runs])  # (3, 4, 5)
+logs = torch.stack([log for _, log in runs])  # (3, 3, 5)
 
 # %%
 # Here are the smallest and the largest values of three seeds. *Preferred* is the share of the held-out pairs in which
@@ -201,7 +203,7 @@ assert (logs[:, -1, 0] < 0.67).all() and (logs[:, -1, 1] > 0.58).all()
 
 # %%
 # The loss falls, and in about two of three pairs that the model has never seen, the right answer has gained on the
-# wrong one. That is a success, isn't it?
+# wrong one. A success, isn't it?
 #
 # **Predict first.** What has happened to the log-probability of the *chosen* answers, the right ones? Remember that the
 # loss sees nothing but the margin.
@@ -234,8 +236,10 @@ assert (logs[:, -1, 3] < logs[:, -1, 2] - 1).all()
 assert (logs[:, -1, 4] < logs[:, 0, 4] - 0.08).all()
 
 # %%
-# It has fallen, in all three runs. The margin also grows when both answers become less probable, if only the rejected
-# one falls faster. Here is one pair:
+# It has fallen, in all three runs. The margin also grows when both answers become less probable, as long as the rejected
+# one falls faster.
+#
+# Here is one pair:
 
 with torch.no_grad():
     one = [(question, chosen, rejected)]
@@ -268,15 +272,14 @@ assert sum(min(row[1:]) < row[0] for row in others) >= 2
 assert min(map(min, others)) > 0.8
 
 # %%
-# Sums and maxima lose a few percent, though no pair asked for that. Countdown itself, which all pairs are about, loses
-# most.
+# Other tasks lose a few percent, though no pair asked for that. Countdown itself, which all pairs are about, loses most.
 #
 # A shorter leash
 # ---------------
 #
 # What can you do? Think of :math:`\beta` as a leash: the larger it is, the shorter the leash. With a large
-# :math:`\beta`, a small change of the probabilities already gives a good margin, and the loss stops pulling. Here is 1
-# in the place of 0.1. (*Right* is the share of the samples that are right. The lower picture shows it before training.)
+# :math:`\beta`, a small change of the probabilities already gives a good margin, and the loss stops pulling. Here
+# :math:`\beta` is 1 instead of 0.1. (*Right* is the share of the samples that are right. The lower picture shows it before training.)
 
 short = torch.stack([learn(seed, beta=1.0)[1] for seed in range(3)])
 for name, found in (("0.1", logs), ("1.0", short)):
@@ -302,11 +305,11 @@ assert (short[:, -1, 1] > 0.55).all()
 # Exercises
 # ---------
 #
-# 1. *Easy.* Swap chosen and rejected in all pairs. What is the first loss, and what is different at the end? A right
+# 1. *Easy.* Swap chosen and rejected in all pairs. What is the first loss, and what is different at the end? A good
 #    answer has the loss, the share of held-out pairs with a margin above 0, and the share of right samples.
-# 2. *Medium.* Subtract ``0.1 * now[0].mean()`` from the loss in ``learn``. A right answer shows, for three seeds, the
+# 2. *Medium.* Subtract ``0.1 * now[0].mean()`` from the loss in ``learn``. A good answer shows, for three seeds, the
 #    change of the chosen answers and the share of right samples, beside those of this page.
-# 3. *Medium.* Prefer style to truth: of two right answers, choose the shorter. A right answer has the mean length of
+# 3. *Medium.* Prefer style to truth: of two right answers, choose the shorter. A good answer has the mean length of
 #    the samples before and after, and says what became of the share that is right.
 #
 # Summary

@@ -305,22 +305,13 @@ assert abs(mean_margin[0]) < abs(margin[0])
 # %%
 # Check: take all answers of one token, and add up the exponentials of their log-probabilities. The sum must be 1.
 #
-# Which sentence is false?
-# ------------------------
-#
-# 1. A DPO loss that stays at 0.693 means that the weights do not move.
-# 2. If you add one number to the log-probabilities of both answers of a pair, the DPO loss stays the same.
-# 3. With label smoothing there is a best margin, and it does not depend on :math:`\beta`.
-#
-# The first is false: with a reference that learns as well, the weights move in every step.
-#
 # Exercises
 # ---------
 #
-# 1. *Easy.* At which margin is a pair's pull half of what it was at 0? A right answer is a number, by the formula and
+# 1. *Easy.* At which margin is a pair's pull half of what it was at 0? A good answer is a number, by the formula and
 #    by ``autograd``.
 # 2. *Medium.* Of the six answers above, give DPO only the pairs among the first three. What becomes of the other three?
-#    A right answer compares their probabilities with those of the reference, and explains the sum.
+#    A good answer compares their probabilities with those of the reference, and explains the sum.
 # 3. *Hard.* Let all judgements be certain: 1 where r is larger, 0 elsewhere. Where does the model go with more and more
 #    steps, and where with label smoothing 0.1?
 #

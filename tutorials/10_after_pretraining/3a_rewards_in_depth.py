@@ -278,60 +278,6 @@ assert abs(out.loss.item()) < 1e-12 and slope.norm() > 0.1
 # So do not watch the loss. Watch the mean reward, the share of groups in which rewards differ, and the length of the
 # gradient.
 #
-# The command, killed
-# -------------------
-#
-# In ``train --grpo`` the model writes its own training text, and no file keeps it. Can a run go on where it was killed?
-# Yes, if the questions and the sampled answers depend on nothing but the seed, the number of the step, and the weights.
-#
-# (Two libraries can multiply the matrices, and a new run measures which is faster here. The two runs below must take
-# the same one, so the command names it.)
-
-import os
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
-
-from safetensors.torch import load_file
-
-work = tempfile.TemporaryDirectory()
-words = "train --from tasks --grpo countdown --steps 6 --batch-size 16"
-words += " --group-size 4 --max-new-tokens 12 --lr 1e-4 --checkpoint-every 2"
-words += " --library torch"
-
-
-def run(name, kill=False):
-    out = Path(work.name) / name
-    command = [sys.executable, "-m", "lm_from_scratch", *words.split()]
-    process = subprocess.Popen(
-        [*command, "--quiet", "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    while kill and process.poll() is None:
-        if any(out.glob("step-0*")):  # its first checkpoint
-            process.kill()
-        time.sleep(0.01)
-    process.wait()
-    return out
-
-
-whole = run("whole")
-killed = run("killed", kill=True)
-assert not (killed / "model").exists()
-run("killed")  # the same command again
-weights = [
-    load_file(out / "model" / "model.safetensors") for out in (whole, killed)
-]
-same = [torch.equal(weights[0][name], weights[1][name]) for name in weights[0]]
-print(f"{sum(same)} of {len(same)} tensors are equal in every bit")
-
-assert all(same)
-work.cleanup()
-
-# %%
 # Bug museum
 # ----------
 #
@@ -479,25 +425,14 @@ assert wrong.min() == 1 and not group_advantages(wrong).any()
 # Check: before training, give the checker an empty answer, a wrong answer, and a right answer to *another* question.
 # Each must get 0.
 #
-# Which sentence is false?
-# ------------------------
-#
-# 1. Subtracting a fixed baseline from the rewards changes the gradient of one batch, but not its mean over many
-#    batches.
-# 2. A GRPO loss of 0 means that nothing is learned.
-# 3. Without clipping, the second step on the same answers has another gradient than REINFORCE.
-#
-# The second is false: in the first step on any answers the loss with the mean of means is 0, and the
-# gradient is not.
-#
 # Exercises
 # ---------
 #
 # 1. *Easy.* Give all nine answers the reward 1. What is the exact gradient, and how large is the variance without a
-#    baseline? A right answer has both numbers, and the baseline for which the variance is 0.
+#    baseline? A good answer has both numbers, and the baseline for which the variance is 0.
 # 2. *Medium.* Compute the gradient of GRPO with division by the standard deviation, on average over all 6,561 groups of
-#    four. A right answer gives the angle between it and the exact gradient.
-# 3. *Hard.* Replace k3 by the plain log ratio, *k1*, and by half its square, *k2*. A right answer says, for each, what
+#    four. A good answer gives the angle between it and the exact gradient.
+# 3. *Hard.* Replace k3 by the plain log ratio, *k1*, and by half its square, *k2*. A good answer says, for each, what
 #    its value is on average and what its gradient is, by enumeration.
 #
 # Sources

@@ -64,7 +64,7 @@ plt.show()
 assert min(alone[:3]) > 0.8 and max(alone[3:]) < 0.1
 
 # %%
-# It gets to three digits, and not one further. (There are few held-out sums of one digit.) It did not learn what a sum
+# It gets to three digits, and no further. (There are few held-out sums of one digit.) It did not learn what a sum
 # is, but how to write sums of this length. We could train it on longer ones, and then it would fail a little later. But
 # the computer that it runs on can add! It is enough if the model knows *when to ask*.
 #
@@ -102,20 +102,20 @@ learned_parts(tokenizer.pieces(one.ids), names, one.answer)
 # Teach it to call
 # ----------------
 #
-# A program writes four thousand such exchanges, with numbers of one to six digits. We train three models, from three
+# A program writes a thousand such exchanges, with numbers of four or five digits. We train three models, from three
 # seeds.
 
 
-def drawn(seed, count=4200):
+def drawn(seed, count=1100):
     rng = Random(seed)
-    asked = (add.question(rng, rng.choice(range(1, 7))) for _ in range(count))
+    asked = (add.question(rng, rng.choice((4, 5))) for _ in range(count))
     return [q for q in asked if not is_held_out("add", q)]
 
 
-def taught(model, examples, seed, steps):
+def tuned(model, examples, seed, steps):
     model = copy.deepcopy(model)
-    batches = AnswerBatches(examples, tokenizer, 16, 128, seed)
-    config = TrainConfig(steps=steps, lr=3e-3, warmup=20, weight_decay=0.0)
+    batches = AnswerBatches(examples, tokenizer, 8, 128, seed)
+    config = TrainConfig(steps=steps, lr=3e-3, warmup=5, weight_decay=0.0)
     for _ in train(model, batches, config):
         pass
     return model.eval()
@@ -124,7 +124,7 @@ def taught(model, examples, seed, steps):
 models = []
 for seed in range(3):
     examples = [exchange(q)[0] for q in drawn(seed)]
-    models.append(taught(base, examples, seed, steps=240))
+    models.append(tuned(base, examples, seed, steps=120))
 
 # %%
 # The loop
@@ -180,11 +180,11 @@ assert tokenizer.decode([*start, *(token.id for token in steps)]) == said
 # In the package, ``generation/tool_loop.py`` does the same with sampling, a limit on calls, and errors that become
 # text.
 #
-# **Predict first.** In training the calls had numbers of up to six digits. What about sums of four digits, of six, and
-# of eight?
+# **Predict first.** In training the calls had numbers of four or five digits. What about sums of numbers with four
+# digits, with five, and with seven?
 #
 # * all of them come out right
-# * four and six work, eight does not
+# * four and five work, seven does not
 # * none works, because the model cannot add
 
 
@@ -213,18 +213,19 @@ ax.legend(frameon=False)
 plt.show()
 for shares in after:
     print(" ".join(f"{share:4.0%}" for share in shares))
-assert min(min(shares[3:5]) for shares in after) > 0.4
+assert min(min(shares[3:5]) for shares in after) > 0.5
 assert max(max(shares[6:]) for shares in after) < 0.2
 
 # %%
-# Now the models get sums right that they cannot add. But the limit has only moved: a model must still *copy* the
-# question into the call and the result into the answer. It has never seen a call with seven digits, and copies such
-# numbers wrongly. A tool is only as good as the call.
+# Four and five digits work, seven do not. A model must still *copy* the question into the call and the result into the
+# answer. It has never seen a call with seven digits, and copies such numbers wrongly.
+#
+# So the models get sums right that they cannot add, but the limit has only moved. A tool is only as good as the call.
 #
 # If the result counts
 # --------------------
 #
-# It is easy to forget to mask the result. So we train each model for another 60 steps in which the result counts. Then
+# It is easy to forget to mask the result. So we train each model for another 15 steps in which the result counts. Then
 # we let it write *without* the loop: nothing stops it at ``<|tool_result|>``.
 #
 # **Predict first.** What does it write after ``<|tool_result|>`` now?
@@ -245,16 +246,18 @@ def invented(model, questions):  # shares: a number is there, it is right
 
 for seed, model in enumerate(models):
     examples = [exchange(q, result_counts=True)[0] for q in drawn(9 + seed)]
-    wrong = taught(model, examples, seed, steps=60)
+    wrong = tuned(model, examples, seed, steps=15)
     masked, counted = invented(model, tests[5]), invented(wrong, tests[5])
     print(f"masked: {masked[0]:4.0%} numbers, {masked[1]:4.0%} right;", end=" ")
     print(f"counted: {counted[0]:4.0%} numbers, {counted[1]:4.0%} right")
     assert counted[0] > 0.4 and counted[1] < 0.2
 
 # %%
-# With the mask, the models write no number there. Without it, a model was asked to know the result before the tool says
-# it, which it cannot. What it can learn is to write something that looks like a result. If a program ever fails to stop
-# it there, the model takes its own invention for a result, and nobody sees that no tool was called.
+# A number that looks like a result. Without the mask, a model was asked to know the result before the tool says it, which
+# it cannot; what it can learn is to write something that looks like one. With the mask, the models write no number there.
+#
+# If a program ever fails to stop it there, the model takes its own invention for a result, and nobody sees that no tool
+# was called.
 #
 # Tokens that were never trained
 # ------------------------------
@@ -265,9 +268,9 @@ for seed, model in enumerate(models):
 logits = base(torch.tensor([tokenizer.start("add:2718+3141=")]))[0, -1]
 chance = logits.softmax(-1)[CALL].item()
 print(f"a call after '=': {chance:.0e}")
-taught_chance = models[0](torch.tensor([start]))[0, -1].softmax(-1)[CALL]
-print(f"after training:   {taught_chance:.3f}")
-assert chance < 1e-3 and taught_chance > 0.9
+chance_after = models[0](torch.tensor([start]))[0, -1].softmax(-1)[CALL]
+print(f"after training:   {chance_after:.3f}")
+assert chance < 1e-3 and chance_after > 0.9
 
 # %%
 # It will practically never call. In training these tokens were always a wrong next token, so their probability sank
@@ -279,11 +282,11 @@ assert chance < 1e-3 and taught_chance > 0.9
 #
 # 1. *Easy.* Give the loop a tool that always says ``7``. Does the model believe it? Ask for sums of two digits, which
 #    it can add itself, and of five.
-# 2. *Medium.* Teach three models to add numbers of one to six digits *without* a tool, in as many steps. A right answer
+# 2. *Medium.* Teach three models to add numbers of one to six digits *without* a tool, in as many steps. A good answer
 #    shows both kinds of model in one plot.
-# 3. *Medium.* Let half of the examples with up to three digits have no call. A right answer says for each length how
+# 3. *Medium.* Let half of the examples with up to three digits have no call. A good answer says for each length how
 #    often the model calls, and how often it is right.
-# 4. *Hard.* Teach a second tool, which sorts letters: the call is then ``sort:`` or ``add:`` with the question. A right
+# 4. *Hard.* Teach a second tool, which sorts letters: the call is then ``sort:`` or ``add:`` with the question. A good
 #    answer has the share of right answers for both over three seeds, and one case in which the model confused the
 #    tools.
 #
