@@ -46,6 +46,8 @@ def test_a_sheet_has_all_parts(number: int, week: int) -> None:
     assert text.count("* **At the board:**") == len(found.pages)
     asked = sum(len(sheets.questions(name)) for name in found.pages)
     assert len(re.findall(r"^\*\*Question \d+\.\*\*", text, re.M)) == asked > 0
+    assert len(sheets.may_come(found.pages)) <= sheets.MAY_COME
+    assert week > 1 or all(sheets.note(name).say for name in found.pages)
     for one in found.exercises:
         assert f"### {exercises.link(one)}" in text
     for answer in re.findall(r"^\*Answer:\* *(.*)$", text, re.M):
