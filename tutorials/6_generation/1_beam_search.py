@@ -52,8 +52,8 @@ assert all(len(tokenizer.encode(text)) == 3 for text in texts)
 assert 4 < texts[" temporary file."] / texts[" single object."] < 4.5
 
 # %%
-# *Add a temporary file.*, by a factor of more than four. After *single* nearly anything may follow, and every choice costs
-# a factor. After *temporary* the model expects *file*.
+# *Add a temporary file.*, by a factor of more than four. After *single* nearly anything may follow, and every choice
+# costs a factor. After *temporary* the model expects *file*.
 #
 # *Greedy search* takes the likeliest token at every step. It takes *single*, and never learns what it missed.
 #
@@ -63,9 +63,9 @@ assert 4 < texts[" temporary file."] / texts[" single object."] < 4.5
 # *Beam search* does not decide so early. At every step it keeps the n likeliest beginnings, called **beams**. It makes
 # each of them one token longer in every possible way, and of all these *candidates* it again keeps the best n.
 #
-# Here are three steps with n = 3. A row is a step, with the likeliest candidate on the left. A number is the probability
-# of the whole text down to this token. Boxes were kept, and the green ones are the texts that were found. The token
-# without a box is the best candidate that was dropped; thousands more are not drawn.
+# Here are three steps with n = 3. A row is a step, with the likeliest candidate on the left. A number is the
+# probability of the whole text down to this token. Boxes were kept, and the green ones are the texts that were found.
+# The token without a box is the best candidate that was dropped; thousands more are not drawn.
 
 from lm_from_scratch.generation.beam_search import beam_search, beam_steps
 
@@ -124,8 +124,8 @@ for h, row, total in zip(theirs, mine, sums):
 # That is all of beam search, except that texts may end. The package's ``beam_search`` finds the same texts, with the
 # same probabilities.
 #
-# **Predict first.** We search for six tokens after *If not specified,* with 1 beam (greedy search) to 6 beams. What happens
-# to the probability of the text that is found?
+# **Predict first.** We search for six tokens after *If not specified,* with 1 beam (greedy search) to 6 beams. What
+# happens to the probability of the text that is found?
 #
 # * It grows, or stays as it is.
 # * It becomes smaller at first.
@@ -212,10 +212,10 @@ assert len(h.tokens) == 30
 # The likeliest text is dull
 # --------------------------
 #
-# So now we find likely texts of any length. Do we want them? Here is a page of Python's documentation that the model was
-# not trained on. It is continued in three ways: as its authors wrote it, by four beams, and by tokens that are drawn at
-# random from the whole vocabulary. The darker a token, the more it surprises the model. One bit is the surprise of a coin
-# toss; ten bits belong to a chance of 1 in 1,024.
+# So now we find likely texts of any length. Do we want them? Here is a page of Python's documentation that the model
+# was not trained on. It is continued in three ways: as its authors wrote it, by four beams, and by tokens that are
+# drawn at random from the whole vocabulary. The darker a token, the more it surprises the model. One bit is the
+# surprise of a coin toss; ten bits belong to a chance of 1 in 1,024.
 
 import math
 

@@ -89,8 +89,8 @@ assert likelier >= 6 and gains["The value of the"] > 2
 # The search as a tree
 # --------------------
 #
-# At each step ``beam_steps`` yields a list of candidates for every prompt, most likely first. Each candidate is *kept* as
-# a beam, has *finished*, or is *dropped*. Here any token with a line end is a stop token, which finishes a text.
+# At each step ``beam_steps`` yields a list of candidates for every prompt, most likely first. Each candidate is *kept*
+# as a beam, has *finished*, or is *dropped*. Here any token with a line end is a stop token, which finishes a text.
 
 lines = [t for t in range(V) if "\n" in tokenizer.decode([t])]
 prompt = prompts[beginnings.index("The value of the")]
@@ -155,7 +155,8 @@ assert totals.numel() == 3 * V
 # The package does not sort all of them. Of one beam, no more than n candidates can be kept, and no more can finish
 # than there are stop tokens, so the best n plus that many of each beam are enough.
 #
-# Look at the numbers of the beams: they have changed places. The new beam 0 continues the old beam 1. The keys and values in the cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
+# Look at the numbers of the beams: they have changed places. The new beam 0 continues the old beam 1. The keys and
+# values in the cache have to follow: row i of the cache must become a copy of row ``parents[i]``.
 
 from lm_from_scratch.cache.growing import GrowingCache
 
@@ -177,8 +178,8 @@ assert not cache.contents(0)[0].equal(before)
 # -----------------------
 #
 # With a vocabulary of six tokens there are :math:`6^4` texts of four tokens, few enough to compute the probability of
-# each. The model is a tiny GPT-2 with large random weights. For forty prompts, the likeliest text is found both ways: by
-# looking at all texts, and by beam search.
+# each. The model is a tiny GPT-2 with large random weights. For forty prompts, the likeliest text is found both ways:
+# by looking at all texts, and by beam search.
 
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.models.gpt2 import GPT2Config
@@ -325,7 +326,8 @@ hook.remove()
 #
 # Beams are reordered and their cache is not: they go on from the state of other beams. (M10)
 #
-# The lesson says how that happened to Mamba in ``transformers``. Here is the same mistake with a cache of keys and values:
+# The lesson says how that happened to Mamba in ``transformers``. Here is the same mistake with a cache of keys and
+# values:
 
 
 class NotReordered(GrowingCache):

@@ -83,8 +83,8 @@ assert lengths[0, 1] > 2 * lengths[0, 8] and lengths[2, 8] == 30
 
 # %%
 # With more beams, a search for the largest sum (penalty 0) finds larger ones, and its texts shrink. The lesson's
-# ``length_penalty`` α divides :math:`\log p(y \mid x)`, the sum for a text y after the prompt x, by :math:`t^{\,\alpha}`.
-# To see what that does, let every token of a text cost the same, :math:`-\log p = r`:
+# ``length_penalty`` α divides :math:`\log p(y \mid x)`, the sum for a text y after the prompt x, by
+# :math:`t^{\,\alpha}`. To see what that does, let every token of a text cost the same, :math:`-\log p = r`:
 #
 # .. math::
 #

@@ -54,8 +54,8 @@ drawings.drafts(passes, start)
 # ------------------------
 #
 # A pass gives a prediction after *every* token of its input. When we write, we usually use the last one only. Here we
-# use more: one pass over the text and K drafts says what Qwen2 would write after the text, after the first draft, and so
-# on: K + 1 predictions.
+# use more: one pass over the text and K drafts says what Qwen2 would write after the text, after the first draft, and
+# so on: K + 1 predictions.
 #
 # As long as a draft is the predicted token, it is right. At the first that differs, Qwen2's prediction takes its place.
 # The drafts after it are thrown away, because they continue a rejected draft. (We leave out the cache here, so a pass
@@ -121,8 +121,8 @@ assert len(passes) < 25 and len(more_passes) > 35
 assert 1.7 < len(more_passes) / len(passes) < 2.3
 
 # %%
-# It stays the same, in about twice as many passes: about 40, one for each token, since chance is almost never right. A bad
-# drafter costs time, never quality.
+# It stays the same, in about twice as many passes: about 40, one for each token, since chance is almost never right. A
+# bad drafter costs time, never quality.
 #
 # In the widget, a line is one pass.
 #
@@ -164,8 +164,8 @@ assert ratio < 4
 assert sum(w.numel() for w in large.parameters()) > 38e6
 
 # %%
-# Less than 4 times as long. A pass has to `fetch all weights from memory <../5_caching/1_why_cache.ipynb>`_, and for one
-# token it uses each of them once. With 8 tokens it uses each 8 times, and fetches it only once.
+# Less than 4 times as long. A pass has to `fetch all weights from memory <../5_caching/1_why_cache.ipynb>`_, and for
+# one token it uses each of them once. With 8 tokens it uses each 8 times, and fetches it only once.
 #
 # GPUs, which compute far faster than they fetch, gain even more.
 #
@@ -201,9 +201,9 @@ assert words[:4] == [" exception", " attempt", " error", " empty"]
 drawings.overlap(words, p[top].tolist(), q[top].tolist())
 
 # %%
-# These are the likeliest tokens after *If the file does not exist, an*, with Qwen2 as p and GPT-2 as q. A token is guessed
-# with probability q and then accepted with min(1, p / q). The product is min(p, q), in blue. An empty box is what GPT-2
-# guesses too often, and orange is what Qwen2 has in addition. Blue and orange together are exactly p:
+# These are the likeliest tokens after *If the file does not exist, an*, with Qwen2 as p and GPT-2 as q. A token is
+# guessed with probability q and then accepted with min(1, p / q). The product is min(p, q), in blue. An empty box is
+# what GPT-2 guesses too often, and orange is what Qwen2 has in addition. Blue and orange together are exactly p:
 #
 # .. math::
 #
@@ -238,13 +238,13 @@ assert (simpler - p).abs().sum() / 2 > 0.1
 assert simpler[top[2]] > 1.4 * p[top[2]] and simpler[top[1]] < 0.8 * p[top[1]]
 
 # %%
-# Tokens that the drafter guesses too often would come out too often. Where q is larger than p, the accepted drafts alone
-# bring the whole p, and replacements drawn from p would bring half of it again.
+# Tokens that the drafter guesses too often would come out too often. Where q is larger than p, the accepted drafts
+# alone bring the whole p, and replacements drawn from p would bring half of it again.
 #
-# A rule like this is easily broken. In ``transformers``, the drafter once guessed greedily, always its likeliest
-# token, but the guesses were judged as if they had been drawn from its softmax. The text had the
-# wrong distribution (`issue 32867 <https://github.com/huggingface/transformers/issues/32867>`_). The q of the rule must be the one that the draft was
-# really drawn from.
+# A rule like this is easily broken. In ``transformers``, the drafter once guessed greedily, always its likeliest token,
+# but the guesses were judged as if they had been drawn from its softmax. The text had the wrong distribution (`issue
+# 32867 <https://github.com/huggingface/transformers/issues/32867>`_). The q of the rule must be the one that the draft
+# was really drawn from.
 #
 # When it pays
 # ------------
@@ -255,8 +255,8 @@ assert simpler[top[2]] > 1.4 * p[top[2]] and simpler[top[1]] < 0.8 * p[top[1]]
 #
 #    \text{speed-up} = \frac{\text{tokens per pass}}{1 + K c}
 #
-# Our GPT-2 is as large as our Qwen2, so c is 1, and the texts above cost *more* than plain decoding. A drafter should be
-# much smaller. If each draft is accepted with probability α, the k-th counts with :math:`\alpha^k`, and a pass gives
+# Our GPT-2 is as large as our Qwen2, so c is 1, and the texts above cost *more* than plain decoding. A drafter should
+# be much smaller. If each draft is accepted with probability α, the k-th counts with :math:`\alpha^k`, and a pass gives
 # :math:`1 + \alpha + \dots + \alpha^K` tokens. Here is the speed-up for c = 1/20:
 
 from functools import partial

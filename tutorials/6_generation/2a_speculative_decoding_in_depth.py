@@ -85,8 +85,8 @@ print(inspect.getsource(accept))
 # Exactly the model's distribution
 # --------------------------------
 #
-# For one token, the whole experiment fits on a grid: every draft, 200 values of the random number that judges it, 200 of
-# the one that draws the replacement. Summing over the grid is an integral, not a simulation.
+# For one token, the whole experiment fits on a grid: every draft, 200 values of the random number that judges it, 200
+# of the one that draws the replacement. Summing over the grid is an integral, not a simulation.
 
 
 def outcome(p, q, rule=accept, n=200):
@@ -158,8 +158,8 @@ torch.testing.assert_close(1 - overlap, distances["always accept"])
 # What follows the first rejection is void, because it continued another text. So the token at each place is drawn from
 # p *given the tokens before it*, and by the chain rule the sequence has the probability that plain sampling gives it.
 #
-# With a vocabulary of four tokens there are 256 sequences of length four, and each probability can be computed. Pearson's
-# chi-square test compares them with 2,000 rows that were drawn. The drafter is another random model.
+# With a vocabulary of four tokens there are 256 sequences of length four, and each probability can be computed.
+# Pearson's chi-square test compares them with 2,000 rows that were drawn. The drafter is another random model.
 
 
 def tiny(seed, **changes):
@@ -236,8 +236,8 @@ assert found["replacement from p"] < 1e-6 and found["always accept"] < 1e-6
 # Greedy text, and rounding
 # -------------------------
 #
-# Now our small GPT-2 writes and our small Qwen2 drafts. Both have about the same size and share a tokenizer. The prompts
-# are the beginnings of six topics of Python's language reference, 41 tokens each.
+# Now our small GPT-2 writes and our small Qwen2 drafts. Both have about the same size and share a tokenizer. The
+# prompts are the beginnings of six topics of Python's language reference, 41 tokens each.
 
 gpt2, tokenizer = load_shipped()
 qwen2, _ = load_shipped("qwen2-docs")
@@ -270,9 +270,9 @@ assert (first - second).min() > 100 * rounding
 # Taking back
 # -----------
 #
-# A pass writes the keys of all its drafts into the cache before it is known which are accepted. Then ``crop`` forgets the
-# rejected ones, in every row at its own length. The cache then holds all tokens of a row except the last, which the next
-# pass reads.
+# A pass writes the keys of all its drafts into the cache before it is known which are accepted. Then ``crop`` forgets
+# the rejected ones, in every row at its own length. The cache then holds all tokens of a row except the last, which the
+# next pass reads.
 
 cache = GrowingCache(gpt2.config.n_layer)
 steps = speculate(

@@ -193,8 +193,8 @@ assert all(0.4 < measured["Qwen2", kind][0] < 0.7 for kind in samplers)
 # ----------------------
 #
 # At one place the rate is :math:`\alpha = \sum_y \min(p(y), q(y))`, what both distributions share. If both models read
-# the finished texts once, we know :math:`\alpha` at every place. Its sum over the places where a draft was judged is the
-# number of acceptances to expect; chance adds noise of a known size.
+# the finished texts once, we know :math:`\alpha` at every place. Its sum over the places where a draft was judged is
+# the number of acceptances to expect; chance adds noise of a known size.
 
 passes = runs["Qwen2", "sampled"]
 rows = [[*prompt, *said] for prompt, said in zip(prompts, rows_of(passes))]
@@ -259,9 +259,9 @@ for key in measured:
         assert predicted[key][1] < tokens
 
 # %%
-# The rates vary from token to token, and yet the formula is right within 10 per cent for four drafters. It does not need
-# a constant rate. It is enough that the first, the second, ... draft of a pass are accepted equally often, whenever they
-# are judged. If easy tokens come in groups, they are not.
+# The rates vary from token to token, and yet the formula is right within 10 per cent for four drafters. It does not
+# need a constant rate. It is enough that the first, the second, ... draft of a pass are accepted equally often,
+# whenever they are judged. If easy tokens come in groups, they are not.
 #
 # Look-up differs in two ways. In many passes it proposes nothing, and once a copy is right it tends to stay right. With
 # a rate for each of the K places, and the share of passes that have drafts, the formula gives the measured number
@@ -308,8 +308,8 @@ drawings.drafts([(row[:-1], len(row) - 1, row[-1]) for row in shown])
 # ------------
 #
 # Let a pass of the model cost 1 whatever its width, and a draft c. Plain decoding pays 1 for a token, speculation
-# :math:`1 + K c` for a pass. The speed-up is the number of tokens per pass divided by this price. With c as the share of
-# weights read, it can be counted.
+# :math:`1 + K c` for a pass. The speed-up is the number of tokens per pass divided by this price. With c as the share
+# of weights read, it can be counted.
 
 drafts = (1, 4, 8)
 kinds = {"Qwen2": "sampled", "bigrams": "sampled", "look-up": "greedy"}

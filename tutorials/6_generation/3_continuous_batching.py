@@ -57,9 +57,9 @@ stops = [i for i in range(4096) if tokenizer.decode([i]).endswith(".")]
 # %%
 # The rows of a pass are now in different stages. One reads a prompt of nine tokens while its neighbours each read the
 # single token that they have just written. Shorter rows are `padded on the left
-# <../5_caching/4_padded_batches.ipynb>`_, and ``positions`` say where in its own text each token is. The keys and values
-# of a row are in a ``Row``, whose memory comes from a common pool and goes back to it. (The blocks of the pool are
-# explained further down.)
+# <../5_caching/4_padded_batches.ipynb>`_, and ``positions`` say where in its own text each token is. The keys and
+# values of a row are in a ``Row``, whose memory comes from a common pool and goes back to it. (The blocks of the pool
+# are explained further down.)
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.cache.paged import BlockPool, PagedCache, Row
@@ -143,8 +143,8 @@ drawings.batch_timelines(ways, numbers)
 # Do neighbours change an answer?
 # -------------------------------
 #
-# The answer of request 9 was written beside those of requests 2, 5 and 7. In a real service, these texts belong to other
-# people.
+# The answer of request 9 was written beside those of requests 2, 5 and 7. In a real service, these texts belong to
+# other people.
 #
 # **Predict first.** Now ``generate`` answers each prompt alone. How many of the twelve answers are those of ``serve``?
 #
@@ -206,9 +206,9 @@ assert 0.88 < share(lambda n: -(-n // 4) * 4) < 0.90
 # About 5 %: the short requests pay for the longest one that might come. (Ours are very short. The authors of vLLM, a
 # widely used server, found `20 to 38 % <https://arxiv.org/abs/2309.06180>`_ in the servers of 2023.)
 #
-# The second line of the output is their remedy, *paged memory*. All memory is one pool, cut into small *blocks*, here of P = 4 slots.
-# (They are also called pages, and are not the blocks of the model.) A row takes another block when its last one is full,
-# so it wastes less than one block.
+# The second line of the output is their remedy, *paged memory*. All memory is one pool, cut into small *blocks*, here
+# of P = 4 slots. (They are also called pages, and are not the blocks of the model.) A row takes another block when its
+# last one is full, so it wastes less than one block.
 #
 # Where is a token?
 # -----------------
@@ -242,15 +242,16 @@ kept = [b for b, n in enumerate(pool.users) if n and b not in held]
 drawings.page_table(read, tables, 14, 4, kept)
 
 # %%
-# On the left is what a request sees: its text, in order (⊢ is its start, the token ``<|endoftext|>``). On the right is the memory, where each block took the next
-# free place. The lines are the block tables. With P slots in a block, the token at position p is in
+# On the left is what a request sees: its text, in order (⊢ is its start, the token ``<|endoftext|>``). On the right is
+# the memory, where each block took the next free place. The lines are the block tables. With P slots in a block, the
+# token at position p is in
 #
 # .. math::
 #
 #    \text{block} = \text{table}[\lfloor p / P \rfloor], \qquad \text{slot} = p \bmod P
 #
-# Position 9 of Ben's row, for example, is in block ``table[2]``, which is 8, and there in slot 1. The pool itself numbers
-# its slots from its beginning:
+# Position 9 of Ben's row, for example, is in block ``table[2]``, which is 8, and there in slot 1. The pool itself
+# numbers its slots from its beginning:
 
 block, slot = rows["Ben"].row.table[9 // 4], 9 % 4
 place = pool.slots(rows["Ben"].row)[9].item()

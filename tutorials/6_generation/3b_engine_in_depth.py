@@ -144,8 +144,8 @@ assert dense.nbytes == 3 * before
 
 # %%
 # Attention, however, needs the keys of a row in one tensor. The package's ``PagedCache`` gathers them for every pass: a
-# copy of all that the rows hold, and for eight rows of 160 tokens more bytes than all the weights have. A kernel follows
-# the table instead, and copies nothing: `decoding in depth <../gpu/11a_decoding_in_depth.ipynb>`_ has one.
+# copy of all that the rows hold, and for eight rows of 160 tokens more bytes than all the weights have. A kernel
+# follows the table instead, and copies nothing: `decoding in depth <../gpu/11a_decoding_in_depth.ipynb>`_ has one.
 
 gathered = 2 * 8 * 160 * config.n_layer * config.n_embd
 assert gathered > sum(p.numel() for p in model.parameters())
@@ -189,9 +189,9 @@ def ended(request, row):
 # One step of an engine
 # ---------------------
 #
-# The engine decides anew at every step which requests it runs. It admits those for which there is room. It reads a piece
-# of each prompt that is not read yet, and puts pieces of similar length into one pass. Then it runs one pass over the
-# requests that are writing, one token each. A request that has finished gives its row and its blocks back at once.
+# The engine decides anew at every step which requests it runs. It admits those for which there is room. It reads a
+# piece of each prompt that is not read yet, and puts pieces of similar length into one pass. Then it runs one pass over
+# the requests that are writing, one token each. A request that has finished gives its row and its blocks back at once.
 
 print(inspect.getsource(Engine.step))
 
@@ -319,9 +319,9 @@ for chunk in (256, 32, 8):
     assert most == min(chunk, 200) + 3 and first == math.ceil(200 / chunk)
 
 # %%
-# The three wait for 203 places, or for 35, or for 11. The long prompt pays for it: it needs 1, 7 or 25 steps to
-# its first token. vLLM calls this *chunked prefill*. Pieces of similar length are read in one pass, so that little of it
-# is padding.
+# The three wait for 203 places, or for 35, or for 11. The long prompt pays for it: it needs 1, 7 or 25 steps to its
+# first token. vLLM calls this *chunked prefill*. Pieces of similar length are read in one pass, so that little of it is
+# padding.
 #
 # A common beginning
 # ------------------

@@ -38,9 +38,9 @@ paths = {
 drawings.valley(paths, steepness=50)
 
 # %%
-# Across the valley the ground is 50 times as steep as along it. Gradient descent (PyTorch's ``SGD``) zigzags across, and
-# creeps along. Momentum does better. Adam walks straight down, rolls a little past the cross, and returns. Each has the
-# best of several learning rates.
+# Across the valley the ground is 50 times as steep as along it. Gradient descent (PyTorch's ``SGD``) zigzags across,
+# and creeps along. Momentum does better. Adam walks straight down, rolls a little past the cross, and returns. Each has
+# the best of several learning rates.
 
 assert height(paths["gradient descent"][-1]) == min(
     height(walk(lambda x, lr=lr: SGD(x, lr))[-1])
@@ -115,8 +115,8 @@ drawings.magnitudes(
 )
 
 # %%
-# In these texts ``␣the`` comes often and ``␣mail`` never (``␣`` is a space). The slopes differ by a factor of more than 1000, and both rows get the same learning rate. It is too large for
-# one of them, or far too small for the other.
+# In these texts ``␣the`` comes often and ``␣mail`` never (``␣`` is a space). The slopes differ by a factor of more than
+# 1000, and both rows get the same learning rate. It is too large for one of them, or far too small for the other.
 #
 # Momentum: average the gradients
 # -------------------------------
@@ -156,9 +156,9 @@ print(direction(torch.tensor([1000.0, 0.001]), {}))
 assert round(0.1 / 0.001**0.5, 1) == 3.2 and round(0.001**0.5, 3) == 0.032
 
 # %%
-# About 3 and 3. The factor of a million is gone: every weight is measured in its own unit. But both means start at 0, so
-# after one step m has seen a tenth of the gradient, and v a thousandth of its square. The root of a thousandth is 0.032,
-# and :math:`0.1 / 0.032` is 3.2.
+# About 3 and 3. The factor of a million is gone: every weight is measured in its own unit. But both means start at 0,
+# so after one step m has seen a tenth of the gradient, and v a thousandth of its square. The root of a thousandth is
+# 0.032, and :math:`0.1 / 0.032` is 3.2.
 #
 # Adam corrects this by the *bias correction*: it divides each mean by :math:`1 - \beta^t`, the share that has arrived
 # after t steps. Then the first directions are 1 and 1.
@@ -194,8 +194,8 @@ print(w, p.data)
 torch.testing.assert_close(w, p.data)
 
 # %%
-# Now the learning rate means the same in every model: it is about the farthest that a weight moves in one step. A weight
-# whose gradients agree goes all the way. One whose gradients are noise stays near its place.
+# Now the learning rate means the same in every model: it is about the farthest that a weight moves in one step. A
+# weight whose gradients agree goes all the way. One whose gradients are noise stays near its place.
 #
 # Why the decay is kept apart
 # ---------------------------
@@ -228,14 +228,14 @@ torch.testing.assert_close(
 # %%
 # Only the one with small gradients. Next to a gradient of 10 the decay is small, and Adam divides it by 10.
 #
-# *Decoupled* decay, apart from the gradient, shrinks both weights by the same factor. That is the difference between Adam
-# and AdamW.
+# *Decoupled* decay, apart from the gradient, shrinks both weights by the same factor. That is the difference between
+# Adam and AdamW.
 #
 # The same race in a model
 # ------------------------
 #
-# A GPT-2 with one block learns Python's documentation, three times with each optimizer. Gradient descent and momentum have
-# the best rate of a search, 0.3 and 0.1. AdamW has 0.003, without a search.
+# A GPT-2 with one block learns Python's documentation, three times with each optimizer. Gradient descent and momentum
+# have the best rate of a search, 0.3 and 0.1. AdamW has 0.003, without a search.
 
 tokenizer = Tokenizer.train([d.text for d in documents[:40]], 512)
 stream = [i for d in documents[:40] for i in tokenizer.start(d.text)]

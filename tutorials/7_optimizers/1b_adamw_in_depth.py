@@ -36,8 +36,8 @@ print(inspect.getsource(adam_direction))
 print(inspect.getsource(adamw).split('"""')[-1])
 
 # %%
-# For comparison, here is the lesson's rule as a direction. The model is a GPT-2 with two blocks, and the text is Python's
-# language reference.
+# For comparison, here is the lesson's rule as a direction. The model is a GPT-2 with two blocks, and the text is
+# Python's language reference.
 
 documents = split(load_corpus("reference"))[0][:40]
 tokenizer = Tokenizer.train([d.text for d in documents], 512)
@@ -195,9 +195,9 @@ assert 6 < max(factors) < 7 and max(uncorrected) > 2.5
 assert sizes[0] == max(sizes) > 0.95 and sum(sizes[-20:]) / 20 < 0.5
 
 # %%
-# The first step is the largest, and soon the steps are near the floor: the gradient of so small a batch is mostly noise.
-# This is the reason for a *warm-up*, a learning rate that rises from 0 over the first steps. It keeps the steps short
-# while the means rest on few batches.
+# The first step is the largest, and soon the steps are near the floor: the gradient of so small a batch is mostly
+# noise. This is the reason for a *warm-up*, a learning rate that rises from 0 over the first steps. It keeps the steps
+# short while the means rest on few batches.
 #
 # What decay settles on
 # ---------------------
@@ -324,8 +324,9 @@ assert refused(torch.optim.AdamW, infinite) == ("no error", False, False)
 
 # %%
 # PyTorch moves the first group and then raises. A program that catches the error and goes on has taken half a step. It
-# accepts an infinite gradient without an error, and the weights are NaN from then on. The package looks at all gradients
-# first, and changes nothing if one of them is refused. For sparse gradients there is ``torch.optim.SparseAdam``.
+# accepts an infinite gradient without an error, and the weights are NaN from then on. The package looks at all
+# gradients first, and changes nothing if one of them is refused. For sparse gradients there is
+# ``torch.optim.SparseAdam``.
 #
 # Bug museum
 # ----------

@@ -117,8 +117,9 @@ assert (
 )
 
 # %%
-# About 90 %, because the tokens of a text are so much alike. That is of the gradient from which the directions were made.
-# Of the *next* one they hold less, but far more than 25 %: `the in-depth page <2b_galore_in_depth.ipynb>`_ measures it.
+# About 90 %, because the tokens of a text are so much alike. That is of the gradient from which the directions were
+# made. Of the *next* one they hold less, but far more than 25 %: `the in-depth page <2b_galore_in_depth.ipynb>`_
+# measures it.
 #
 # One step
 # --------
@@ -130,9 +131,9 @@ drawings.galore_step(128, 128, 32)
 
 # %%
 # The *basis* Q holds 32 directions; their number is called the *rank*. Of each direction it needs only the row, which
-# becomes a column of Q. The columns have length 1 and are at right angles to each other. G times Q says how much of each
-# direction is in each row of G. Adam sees these 32 numbers a row instead of 128, so its moments are smaller too. Adam's
-# result times the transposed Q is a matrix of full size again. In code, these are three lines:
+# becomes a column of Q. The columns have length 1 and are at right angles to each other. G times Q says how much of
+# each direction is in each row of G. Adam sees these 32 numbers a row instead of 128, so its moments are smaller too.
+# Adam's result times the transposed Q is a matrix of full size again. In code, these are three lines:
 
 from lm_from_scratch.optim.adamw import adam_direction
 
@@ -153,8 +154,8 @@ torch.testing.assert_close(Q.T @ Q, torch.eye(32), atol=1e-5, rtol=0.0)
 
 # %%
 # A square or tall matrix has the basis on its right, as here. A wide one has it on its left, where it is smaller. The
-# paper's factor :math:`\alpha`, ``scale``, makes the step of these matrices shorter: their learning rate is ``lr`` times
-# :math:`\alpha`.
+# paper's factor :math:`\alpha`, ``scale``, makes the step of these matrices shorter: their learning rate is ``lr``
+# times :math:`\alpha`.
 #
 # **Predict first.** For this matrix AdamW keeps :math:`2 \cdot 128 \cdot 128` = 32,768 numbers. What does GaLore keep?
 #
@@ -168,8 +169,8 @@ m.numel() + v.numel() + Q.numel()
 # 12,288: two moments of 128 times 32 numbers, and Q, which must be kept too. Without Q, the numbers in m and v would mean
 # nothing.
 #
-# One library made m and v as large as W, `by mistake <2b_galore_in_depth.ipynb>`_. With all directions it ran, and saved
-# nothing.
+# One library made m and v as large as W, `by mistake <2b_galore_in_depth.ipynb>`_. With all directions it ran, and
+# saved nothing.
 #
 # New directions, every now and then
 # ----------------------------------
@@ -208,8 +209,8 @@ assert ranks == [2, 2, 4, 4, 6, 6]
 # 2, 2, 4, 4, 6, 6: a basis serves two steps, and each new one adds two directions. So all of W is trained, a few
 # directions at a time.
 #
-# `LoRA <../8_quantized_weights/6_lora.ipynb>`_ is different: it freezes W and trains two thin matrices beside it, and the
-# rank of their product never grows. But LoRA never needs the large gradient.
+# `LoRA <../8_quantized_weights/6_lora.ipynb>`_ is different: it freezes W and trains two thin matrices beside it, and
+# the rank of their product never grows. But LoRA never needs the large gradient.
 #
 # Does it learn?
 # --------------
@@ -275,9 +276,9 @@ plt.show()
 assert gained > 0.6 and 0.3 < low_bytes / full_bytes < 0.37
 
 # %%
-# The dotted line is what embedding and norms learn alone. Of what the matrices add to that, GaLore gets most, with about
-# a third of AdamW's state. Its learning rate is 0.008, because 0.008 times the usual ``scale`` of 0.25 is the 0.002 of
-# AdamW.
+# The dotted line is what embedding and norms learn alone. Of what the matrices add to that, GaLore gets most, with
+# about a third of AdamW's state. Its learning rate is 0.008, because 0.008 times the usual ``scale`` of 0.25 is the
+# 0.002 of AdamW.
 #
 # What to choose
 # --------------
@@ -290,7 +291,8 @@ assert gained > 0.6 and 0.3 < low_bytes / full_bytes < 0.37
 # * In ``transformers``: ``optim="galore_adamw"``, with ``optim_target_modules``.
 #
 # If you write a GaLore yourself, `GaLore in depth <2b_galore_in_depth.ipynb>`_ has the checks. And when Q changes, the
-# numbers in m and v get another meaning: `the page on new bases <3c_galore_bases_in_depth.ipynb>`_ tries what can be done.
+# numbers in m and v get another meaning: `the page on new bases <3c_galore_bases_in_depth.ipynb>`_ tries what can be
+# done.
 #
 # Exercises
 # ---------

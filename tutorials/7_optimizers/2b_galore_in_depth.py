@@ -124,8 +124,8 @@ for name, w in weights.items():
 # The gradients do have few directions, and the weights do not. The history is less simple: the very first gradients of
 # the MLP are broad, around step 10 very few directions hold 90 per cent, and from then on the number grows again.
 #
-# The last column is a warning. Adam divides by the size of each entry, which lifts the weak directions. Its direction is
-# broader than the gradient, so the share of a gradient that r directions hold is not the share of Adam's step.
+# The last column is a warning. Adam divides by the size of each entry, which lifts the weak directions. Its direction
+# is broader than the gradient, so the share of a gradient that r directions hold is not the share of Adam's step.
 
 for name in weights:
     first, ten, *_, last, weight, direction = counts[name]
@@ -173,16 +173,16 @@ assert ranks[-1] == 64 and max(nineties) < 32
 assert abs(nineties[-1] - nineties[-3]) < 8
 
 # %%
-# With many tokens the rank is full: strictly, the gradient of a real batch has no low rank. But most of its energy stays
-# in a part of the directions, and more tokens do not change that. The paper proves a low rank for certain networks; here
-# it is an approximation, to be measured.
+# With many tokens the rank is full: strictly, the gradient of a real batch has no low rank. But most of its energy
+# stays in a part of the directions, and more tokens do not change that. The paper proves a low rank for certain
+# networks; here it is an approximation, to be measured.
 #
 # The shipped model
 # ~~~~~~~~~~~~~~~~~
 #
-# Is that only so at the beginning of training? The shipped Qwen2 has been trained for 2650 steps on documentation. The next
-# lines give it 16 pieces of Python code, make a basis of a quarter of the directions for each of its 56 matrices, and
-# ask how much the basis holds: of the gradient that made it, and of the gradient of 16 other pieces.
+# Is that only so at the beginning of training? The shipped Qwen2 has been trained for 2650 steps on documentation. The
+# next lines give it 16 pieces of Python code, make a basis of a quarter of the directions for each of its 56 matrices,
+# and ask how much the basis holds: of the gradient that made it, and of the gradient of 16 other pieces.
 
 shipped, its_tokenizer = load_shipped("qwen2-docs")
 texts = [
@@ -216,14 +216,14 @@ assert len(held["all"]) == 56
 assert 0.85 < own < 0.97 and 0.5 < others < own - 0.1
 
 # %%
-# A random quarter would hold 0.25. So gradients of a trained model have few directions as well, and a basis knows its own
-# batch better than the next one.
+# A random quarter would hold 0.25. So gradients of a trained model have few directions as well, and a basis knows its
+# own batch better than the next one.
 #
 # How long does a basis stay good?
 # --------------------------------
 #
-# Between two bases the gradient moves on. We make a basis in every fifth step from step 21 to 56, and follow how much of
-# the later gradients it captures.
+# Between two bases the gradient moves on. We make a basis in every fifth step from step 21 to 56, and follow how much
+# of the later gradients it captures.
 
 rank = 16
 
@@ -265,8 +265,8 @@ plt.show()
 
 # %%
 # Even after 70 steps all three capture far more than random directions do. There are two losses. A basis fits the noise
-# of its own batch, and pays at the very next gradient: ``down_proj`` most. The other loss is slow, and a new basis cures
-# it. `Bases in depth <3c_galore_bases_in_depth.ipynb>`_ has the ways to find one.
+# of its own batch, and pays at the very next gradient: ``down_proj`` most. The other loss is slow, and a new basis
+# cures it. `Bases in depth <3c_galore_bases_in_depth.ipynb>`_ has the ways to find one.
 #
 # In which coordinates does Adam work?
 # ------------------------------------
@@ -324,10 +324,10 @@ assert momentum.abs().max() < 1e-12
 # The published code
 # ------------------
 #
-# ``galore-torch`` is the authors' own. Its step for a tall matrix, written anew below, differs from the formula above in
-# three places. The corrections are folded into the learning rate, so that :math:`\epsilon` is added to the uncorrected
-# root (L7 on the page on `AdamW <1b_adamw_in_depth.ipynb>`_). The decay comes last, and so shrinks the step too. And
-# nothing fixes the signs of the singular vectors.
+# ``galore-torch`` is the authors' own. Its step for a tall matrix, written anew below, differs from the formula above
+# in three places. The corrections are folded into the learning rate, so that :math:`\epsilon` is added to the
+# uncorrected root (L7 on the page on `AdamW <1b_adamw_in_depth.ipynb>`_). The decay comes last, and so shrinks the step
+# too. And nothing fixes the signs of the singular vectors.
 
 
 def published(grads, w, rank, gap, decay=0.0, eps=0.0, signs=1.0):
@@ -416,8 +416,8 @@ assert off.sum() == 240
 # %%
 # In float32 with the usual :math:`\epsilon`, 240 entries of the first direction are noise, and only 16 mean something.
 # The SVD and the eigenvectors of :math:`G G^\top`, two correct methods, then disagree about the first step. A larger
-# :math:`\epsilon` or float64 removes the noise. The next gradients are not diagonal in this basis, so the trap is
-# only there in the first step and after ``reset``. The package's optimizer takes the noise away: in a new basis it sets to
+# :math:`\epsilon` or float64 removes the noise. The next gradients are not diagonal in this basis, so the trap is only
+# there in the first step and after ``reset``. The package's optimizer takes the noise away: in a new basis it sets to
 # zero what is below 100 roundings of the largest entry.
 #
 # Bug museum
@@ -426,8 +426,8 @@ assert off.sum() == 240
 # Moments of the full shape
 # ~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The GaLore of ``pytorch_optimizer`` 3.1.2 made its moments like the weight and fed them the projected gradient. Here is
-# the same mistake, for a weight of shape (8, 5). (L1, L2)
+# The GaLore of ``pytorch_optimizer`` 3.1.2 made its moments like the weight and fed them the projected gradient. Here
+# is the same mistake, for a weight of shape (8, 5). (L1, L2)
 
 
 def broken_step(g, rank):
@@ -448,8 +448,8 @@ for rank, words in ((1, "8x5 and 1x5"), (3, "must match"), (5, "no error")):
     assert words in outcome
 
 # %%
-# At full rank it runs, and saves nothing. At rank 1 broadcasting hides the mistake until the projection back, which then
-# gets the blame. The check asks for the shape of the state at a rank between, in both orientations.
+# At full rank it runs, and saves nothing. At rank 1 broadcasting hides the mistake until the projection back, which
+# then gets the blame. The check asks for the shape of the state at a rank between, in both orientations.
 
 for shape, low_shape in (((8, 5), (8, 3)), ((5, 8), (3, 8))):
     p = nn.Parameter(torch.zeros(shape))
@@ -462,8 +462,8 @@ for shape, low_shape in (((8, 5), (8, 3)), ((5, 8), (3, 8))):
 # Back with the wrong transpose
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
-# The same code projected back with :math:`Q` where :math:`Q^\top` belongs. The product of (8, 3) and (5, 3) does not exist,
-# so this fails at once, except when :math:`Q` is square. (L3)
+# The same code projected back with :math:`Q` where :math:`Q^\top` belongs. The product of (8, 3) and (5, 3) does not
+# exist, so this fails at once, except when :math:`Q` is square. (L3)
 
 g = torch.randn(6, 6)
 _, Q = singular_basis(g, 6, False, True)
@@ -476,7 +476,8 @@ torch.testing.assert_close(wrong.norm(), g.norm())
 # %%
 # The shape is right, and so is the norm. A test with a square matrix at full rank must compare numbers: with all
 # directions in the basis, there and back is the identity. A relative of this defect, the side guessed from a projected
-# shape that happens to be square, was found in `another copy of the code <https://github.com/modelscope/ms-swift/pull/10146>`_.
+# shape that happens to be square, was found in `another copy of the code
+# <https://github.com/modelscope/ms-swift/pull/10146>`_.
 #
 # A slice that keeps the whole factor
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

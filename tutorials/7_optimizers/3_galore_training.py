@@ -14,8 +14,9 @@ from lm_from_scratch.drawings import optimizers as drawings
 drawings.optimizer_state(64, 64, rank=16)
 
 # %%
-# With less than half of the numbers, how much of what AdamW learns will be left? Place your bet. We train the same small
-# Qwen2 on the same text, again and again, and change nothing but the optimizer. The text is Python's language reference.
+# With less than half of the numbers, how much of what AdamW learns will be left? Place your bet. We train the same
+# small Qwen2 on the same text, again and again, and change nothing but the optimizer. The text is Python's language
+# reference.
 
 import tempfile
 from pathlib import Path
@@ -142,14 +143,14 @@ assert gain["rank 2"] < gain["rank 16"] - 0.15
 # model's width. (The state of this tiny model is mostly that of its embedding, which GaLore leaves to AdamW.)
 #
 # The rates differ as well. They are the best of a search with other starting weights, in which each rate was twice the
-# one before. (Why ``others`` is as large as 0.128 comes later.) Small ranks want larger rates: Adam moves each coordinate
-# by about the rate, and a small rank has fewer coordinates.
+# one before. (Why ``others`` is as large as 0.128 comes later.) Small ranks want larger rates: Adam moves each
+# coordinate by about the rate, and a small rank has fewer coordinates.
 #
 # What a rank costs
 # -----------------
 #
-# GaLore keeps a basis for the shorter side of the matrix, and two moments. With s for the shorter side, l for the longer
-# one and r for the rank, these are r (s + 2 l) numbers instead of AdamW's 2 s l.
+# GaLore keeps a basis for the shorter side of the matrix, and two moments. With s for the shorter side, l for the
+# longer one and r for the rank, these are r (s + 2 l) numbers instead of AdamW's 2 s l.
 #
 # **Predict first.** The matrix of the first picture is square, with s = l = 64. You give GaLore all 64 directions. How
 # large is its state, compared with AdamW's?
@@ -173,8 +174,8 @@ assert 42 * (s + 2 * l) < 2 * s * l < 43 * (s + 2 * l)
 # The obvious comparison
 # ----------------------
 #
-# Somebody compares both optimizers like this: AdamW gets one learning rate for all weights, the best of a search. GaLore
-# gets a rate from a search too, and its option ``scale`` keeps the usual value, 0.25.
+# Somebody compares both optimizers like this: AdamW gets one learning rate for all weights, the best of a search.
+# GaLore gets a rate from a search too, and its option ``scale`` keeps the usual value, 0.25.
 #
 # **Predict first.** Which one has the lower loss?
 #
@@ -204,9 +205,9 @@ assert all(
 # for the matrices. AdamW had one for both.
 #
 # But the embedding has farther to go. In the first figure's AdamW runs, all matrices began with numbers of about 0.02.
-# In 60 steps those of the embedding grew to more than 0.3, and all others stayed below 0.1. Give AdamW two rates as well,
-# and GaLore's lead is gone. So before you believe a comparison, ask what was tuned, and whether both sides had the same
-# freedom.
+# In 60 steps those of the embedding grew to more than 0.3, and all others stayed below 0.1. Give AdamW two rates as
+# well, and GaLore's lead is gone. So before you believe a comparison, ask what was tuned, and whether both sides had
+# the same freedom.
 #
 # How often to renew the basis
 # ----------------------------
@@ -289,8 +290,8 @@ assert abs(small[0] / 8e-3 - 58) < 1
 
 # %%
 # The state of the large model shrinks from 54 GB to about 19. (The 54 GB of the last lesson were weights, gradients and
-# moments at two bytes a number; here they are the moments alone, at four.) The small one saves less than a third: more than
-# half of it is embedding and output head, which GaLore leaves to AdamW.
+# moments at two bytes a number; here they are the moments alone, at four.) The small one saves less than a third: more
+# than half of it is embedding and output head, which GaLore leaves to AdamW.
 #
 # When not to use GaLore
 # ----------------------
@@ -315,7 +316,7 @@ assert abs(small[0] / 8e-3 - 58) < 1
 # Summary
 # -------
 #
-# * A quarter of the directions keeps most of what AdamW learns, with a fraction of its state. Full rank costs more than
+# * A quarter of the directions keeps most of what AdamW learns, with half of its state here. Full rank costs more than
 #   AdamW.
 # * Tune both sides with the same freedom. One learning rate too few makes AdamW look bad.
 # * Gradients and activations stay as large as they were, and so does the state of embedding and head.

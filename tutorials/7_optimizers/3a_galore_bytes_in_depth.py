@@ -187,8 +187,9 @@ for name, (full, low) in published.items():
 #
 # **A large rank.** Above two thirds of the side the state is larger than AdamW's.
 #
-# **Many tokens.** Activations grow with the batch, and GaLore does not touch them. Nor does it touch the gradient, which
-# is still full when it is projected. Here is what the small model of the lesson holds for one batch of 512 tokens.
+# **Many tokens.** Activations grow with the batch, and GaLore does not touch them. Nor does it touch the gradient,
+# which is still full when it is projected. Here is what the small model of the lesson holds for one batch of 512
+# tokens.
 
 config = Qwen2Config(
     vocab_size=512, block_size=64, n_layer=2, n_head=4, n_kv_head=2, n_embd=128,
@@ -352,9 +353,9 @@ assert moments["with 0"][1] > 100 and moments["without"][1] < 1
 # the smallest are rounded up, and their weights move less than they should instead of a thousand times more.
 # `Li, Chen and Zhu <https://arxiv.org/abs/2309.01507>`_ found this for 4 bits.
 #
-# Dettmers and his co-authors report no loss of quality in long runs. One byte is not free, though: decoding and encoding
-# take time in every step, and where gradients of very different sizes share a block of 256, the small ones are known
-# less well. So compare before a long run: ``python -m lm_from_scratch train`` takes ``--optim-bits 8``.
+# Dettmers and his co-authors report no loss of quality in long runs. One byte is not free, though: decoding and
+# encoding take time in every step, and where gradients of very different sizes share a block of 256, the small ones are
+# known less well. So compare before a long run: ``python -m lm_from_scratch train`` takes ``--optim-bits 8``.
 #
 # Bug museum
 # ----------

@@ -196,10 +196,10 @@ assert all(
 # What a basis costs
 # ------------------
 #
-# Now the cost, for the MLP of the paper's 60M model. The products are counted by torch; for the rest we take the textbook
-# counts of Golub and Van Loan, which are those of one classic algorithm each: :math:`6ls^2 + 20s^3` for an SVD with
-# its vectors, :math:`9s^3` for the eigenvectors, :math:`4sr^2 - \frac{4}{3}r^3` for a QR with its factor. The training
-# itself needs :math:`6sl` operations for each of N tokens, here 512.
+# Now the cost, for the MLP of the paper's 60M model. The products are counted by torch; for the rest we take the
+# textbook counts of Golub and Van Loan, which are those of one classic algorithm each: :math:`6ls^2 + 20s^3` for an SVD
+# with its vectors, :math:`9s^3` for the eigenvectors, :math:`4sr^2 - \frac{4}{3}r^3` for a QR with its factor. The
+# training itself needs :math:`6sl` operations for each of N tokens, here 512.
 
 s, l, r, N = 512, 1376, 128, 512
 G = torch.randn(s, 200) @ torch.randn(200, l) + torch.randn(s, l)
@@ -302,16 +302,16 @@ assert worst["keep, subspace"] > 0.99
 #
 #    m' = P_{new}^\top P_{old} \, m = C m
 #
-# and nothing is lost if the new basis spans what the old one did. The second moment is a mean of squares. Coordinate i of
-# the new basis is :math:`x'_i = \sum_j C_{ij} x_j`. If the old coordinates are uncorrelated, variances add up with the
-# squares of the factors, and a mean square is the variance plus the squared mean:
+# and nothing is lost if the new basis spans what the old one did. The second moment is a mean of squares. Coordinate i
+# of the new basis is :math:`x'_i = \sum_j C_{ij} x_j`. If the old coordinates are uncorrelated, variances add up with
+# the squares of the factors, and a mean square is the variance plus the squared mean:
 #
 # .. math::
 #
 #    v'_i = \sum_j C_{ij}^2 (v_j - m_j^2) + \Big( \sum_j C_{ij} m_j \Big)^2
 #
-# LDAdam does this. The assumption is its weak point: v does not say how two coordinates vary together. Many samples show
-# where the formula holds.
+# LDAdam does this. The assumption is its weak point: v does not say how two coordinates vary together. Many samples
+# show where the formula holds.
 
 C = torch.linalg.qr(torch.randn(3, 3, generator=generator)).Q
 noise = torch.randn(3, 200_000, generator=generator)
@@ -330,9 +330,9 @@ for name, mix in (("uncorrelated", mixed.diag().diag()), ("correlated", mixed)):
 assert errors["uncorrelated"] < 0.02 and errors["correlated"] > 0.2
 
 # %%
-# ``reset`` starts from zero, with the step count. Its next direction is :math:`\pm 1` everywhere, like that of the first
-# step of all. In the runs of ``tests/benchmarks/bench_galore_loss.py`` kept and turned moments can be compared on a
-# larger model.
+# ``reset`` starts from zero, with the step count. Its next direction is :math:`\pm 1` everywhere, like that of the
+# first step of all. In the runs of ``tests/benchmarks/bench_galore_loss.py`` kept and turned moments can be compared on
+# a larger model.
 #
 # Bug museum
 # ----------

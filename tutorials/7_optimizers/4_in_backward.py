@@ -14,9 +14,9 @@ from lm_from_scratch.drawings import optimizers as drawings
 drawings.gradient_lives(["block 2", "block 1", "block 0", "embedding"])
 
 # %%
-# The pass goes from the last block to the embedding, one column after the other. In the upper half every gradient (g) is
-# kept until the step. In the lower half each weight is updated as soon as its gradient is complete, and nothing is left
-# for the step to do.
+# The pass goes from the last block to the embedding, one column after the other. In the upper half every gradient (g)
+# is kept until the step. In the lower half each weight is updated as soon as its gradient is complete, and nothing is
+# left for the step to do.
 #
 # How much memory is that?
 # ------------------------
@@ -45,7 +45,8 @@ def loss_of(model, rows):
 
 
 # %%
-# Whenever a gradient is complete, PyTorch calls our function ``look``, which adds up the bytes of all gradients that exist.
+# Whenever a gradient is complete, PyTorch calls our function ``look``, which adds up the bytes of all gradients that
+# exist.
 
 
 def gradients_alive(afterwards=None):
@@ -157,9 +158,9 @@ assert same(train_inside(3), train_as_usual(3))
 assert not same(train_inside(3), load_shipped("qwen2-docs")[0])
 
 # %%
-# They are the same, to the last bit. The gradient of an early block needs the *old* weights of all blocks after it. But the
-# backward pass has come through those blocks already: it used their weights for the last time when it computed their
-# own gradients, and the hook runs after that.
+# They are the same, to the last bit. The gradient of an early block needs the *old* weights of all blocks after it. But
+# the backward pass has come through those blocks already: it used their weights for the last time when it computed
+# their own gradients, and the hook runs after that.
 #
 # (If a hook changes a weight that is still needed, PyTorch raises an error.)
 #
@@ -234,9 +235,9 @@ assert not same(model, train_as_usual(3, clip=0.5))
 # 0.00, and no error. When ``clip_grad_norm_`` runs, there are no gradients: all have been used. The loop trains without
 # clipping, exactly as if that line were not there.
 #
-# It goes well until one strange batch ruins the run. This is not a bug, but the price of the hook. Clipping shortens *all*
-# gradients by one factor, which comes from the norm of them all. That norm is known only when the last gradient is
-# complete, and by then the first ones are gone. The package's training refuses the combination instead:
+# It goes well until one strange batch ruins the run. This is not a bug, but the price of the hook. Clipping shortens
+# *all* gradients by one factor, which comes from the norm of them all. That norm is known only when the last gradient
+# is complete, and by then the first ones are gone. The package's training refuses the combination instead:
 
 try:
     TrainConfig(steps=200, update_in_backward=True, max_grad_norm=0.5)

@@ -409,8 +409,8 @@ for p, q in zip(twice.parameters(), once.parameters()):
 # Loss scaling, and all or nothing
 # --------------------------------
 #
-# An ordinary step checks all gradients first; if one is not finite, nothing has happened. In backward, the weights after
-# the bad gradient have been updated already, and the run restarts from its last checkpoint.
+# An ordinary step checks all gradients first; if one is not finite, nothing has happened. In backward, the weights
+# after the bad gradient have been updated already, and the run restarts from its last checkpoint.
 #
 # Training in float16 multiplies the loss by a large number, so that small gradients do not vanish. The scaler then
 # divides all gradients by it, and skips the step if one is infinite. In backward, the weights have moved before the

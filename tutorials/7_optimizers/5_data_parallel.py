@@ -62,8 +62,8 @@ assert [round(one[53, 103].item(), 3) for one in found] == [0.001, 0.138]
 # ------------
 #
 # Every process runs the same script. Each gets a number, its *rank*, and all meet through a file. (This rank has
-# nothing to do with that of a matrix.) ``world_size`` is the number of processes, and *gloo* is the part of PyTorch that
-# exchanges tensors between CPUs. The script begins like this:
+# nothing to do with that of a matrix.) ``world_size`` is the number of processes, and *gloo* is the part of PyTorch
+# that exchanges tensors between CPUs. The script begins like this:
 
 temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(temporary.name)
@@ -156,8 +156,8 @@ assert apart(zero, alone.state_dict()) < 1e-9
 assert apart(zero, before) > 1e-3
 
 # %%
-# The two processes are equal, and differ from the single process by rounding alone: sums are taken in another order. So two
-# processes do what one does with the whole batch.
+# The two processes are equal, and differ from the single process by rounding alone: sums are taken in another order. So
+# two processes do what one does with the whole batch.
 #
 # As long as that batch keeps its size, nothing else needs to change, neither the learning rate nor the number of steps.
 # The copies stay equal because they start equal, see the same mean, and take the same step. Our script never sends
@@ -197,12 +197,12 @@ for n in [n0 + n1]:
     assert abs((2 * n0 / n * L0 + 2 * n1 / n * L1) / 2 - whole) < 1e-9
 
 # %%
-# No, it is too large here. The few tokens of the banana count as much as all tokens of the long answer, in the loss and in
-# the gradient.
+# No, it is too large here. The few tokens of the banana count as much as all tokens of the long answer, in the loss and
+# in the gradient.
 #
-# There is no error, and the loss falls: the model is only trained on something other than you think. So let each process multiply its loss by :math:`N n_k / n` before the backward pass. N is the number of processes,
-# :math:`n_k` the number of its own targets, and n that of all processes. The mean of *these* is the loss of the whole
-# batch.
+# There is no error, and the loss falls: the model is only trained on something other than you think. So let each
+# process multiply its loss by :math:`N n_k / n` before the backward pass. N is the number of processes, :math:`n_k` the
+# number of its own targets, and n that of all processes. The mean of *these* is the loss of the whole batch.
 #
 # Two GPUs that learn no faster than one
 # --------------------------------------
@@ -225,8 +225,8 @@ for rank in (0, 1):
 # that gradient. The second GPU repeats the first one's work.
 #
 # A *distributed sampler* knows the rank, and gives each process other rows. It has a trap of its own: without a call of
-# ``sampler.set_epoch(epoch)``, every *epoch*, a pass through all rows, has the same order. To be safe, collect the rows of
-# all processes, and check that each is there once.
+# ``sampler.set_epoch(epoch)``, every *epoch*, a pass through all rows, has the same order. To be safe, collect the rows
+# of all processes, and check that each is there once.
 
 orders = {}
 for rank in (0, 1):
@@ -258,9 +258,9 @@ for N in (1, 2, 8):
 assert GB > 120 and GB / 8 < 16
 
 # %%
-# A model of seven billion weights needs more than 120 GB in each process with DDP, however many GPUs there are, and less
-# than 16 GB on each of eight with FSDP. Activations come on top. Choose DDP if everything fits into one GPU, because it sends less, and FSDP
-# otherwise.
+# A model of seven billion weights needs more than 120 GB in each process with DDP, however many GPUs there are, and
+# less than 16 GB on each of eight with FSDP. Activations come on top. Choose DDP if everything fits into one GPU,
+# because it sends less, and FSDP otherwise.
 #
 # Two in-depth pages go on from here: what `collectives <5a_collectives_in_depth.ipynb>`_ send, and `DDP and FSDP
 # <5b_ddp_and_fsdp_in_depth.ipynb>`_, byte by byte, with a run in which a process is killed.

@@ -245,8 +245,8 @@ def results(name):
 # GaLore, and counts every collective. A dispatch mode sees them, as it sees `every operation of a step
 # <4a_training_memory_in_depth.ipynb>`_.
 #
-# It also looks where FSDP keeps which weights, and repeats a mistake for the museum. At the end it trains once more, with a
-# checkpoint every three steps, and after step 5 process 1 kills itself: for the last section.
+# It also looks where FSDP keeps which weights, and repeats a mistake for the museum. At the end it trains once more,
+# with a checkpoint every three steps, and after step 5 process 1 kills itself: for the last section.
 
 write(
     "engines.py",
@@ -639,9 +639,9 @@ assert numbers == [4, 5, 6, 7] and apart < 1e-9
 #        -m lm_from_scratch train --out /shared/run \
 #        --parallel fsdp --device cuda --dtype bfloat16
 #
-# Given again after a crash, the line goes on with the run. After Ctrl-C all processes stop after the *same* step. ``--batch-size`` is of all processes together, and must be
-# a multiple of their number. ``--dtype bfloat16`` is autocast: matrix products run in bfloat16, while weights,
-# gradients, moments and what is exchanged stay float32.
+# Given again after a crash, the line goes on with the run. After Ctrl-C all processes stop after the *same* step.
+# ``--batch-size`` is of all processes together, and must be a multiple of their number. ``--dtype bfloat16`` is
+# autocast: matrix products run in bfloat16, while weights, gradients, moments and what is exchanged stay float32.
 #
 # .. note::
 #

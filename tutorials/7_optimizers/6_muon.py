@@ -48,9 +48,9 @@ assert (strength["Muon"] > 0.6).sum() > 100
 assert strength["Muon"][-2] > 0.5 * strength["Muon"][0]
 
 # %%
-# In the gradient the first direction is more than fifty times as strong as the last but one, and the last hardly counts.
-# AdamW divides each number by its usual size, so its first step is the sign of each number; there the factor is still
-# more than ten. Muon's step is nearly flat. (Only the last direction is too weak.)
+# In the gradient the first direction is more than fifty times as strong as the last but one, and the last hardly
+# counts. AdamW divides each number by its usual size, so its first step is the sign of each number; there the factor is
+# still more than ten. Muon's step is nearly flat. (Only the last direction is too weak.)
 #
 # What a direction is
 # -------------------
@@ -131,8 +131,8 @@ def newton_schulz(G, a=3.4445, b=-4.7750, c=2.0315):
 
 
 # %%
-# There is hardly anything in them but matrix products, which every processor does best. A tall matrix is transposed first,
-# so that ``A`` is small.
+# There is hardly anything in them but matrix products, which every processor does best. A tall matrix is transposed
+# first, so that ``A`` is small.
 
 found = newton_schulz(G.T).T
 print("like the exact one:", torch.cosine_similarity(*(found, exact), 0).mean())
@@ -178,7 +178,8 @@ assert (w - p.data).norm() < 0.02 * w.norm()
 #
 # A bias or the weight of a norm is a vector, and has no directions. The embedding is a matrix, but nothing is
 # multiplied with it: each token takes its own row. In the `lesson on AdamW <1_adamw.ipynb>`_ the gradients of two of
-# its rows, ``␣the`` and ``␣mail`` (``␣`` is a space), differed by a factor of more than 1000. AdamW makes their steps equal.
+# its rows, ``␣the`` and ``␣mail`` (``␣`` is a space), differed by a factor of more than 1000. AdamW makes their steps
+# equal.
 #
 # **Predict first.** What does Muon make of them?
 #
@@ -194,11 +195,11 @@ for name, x in (("gradient", table), ("Muon", step)):
     assert the > 1000 * mail
 
 # %%
-# The factor stays above 1000. The *directions* have equal strength now, but a direction is a mixture of rows, and ``␣mail``
-# has hardly any part in any of them.
+# The factor stays above 1000. The *directions* have equal strength now, but a direction is a mixture of rows, and
+# ``␣mail`` has hardly any part in any of them.
 #
-# So the row of a rare word would hardly move. Embedding, output head, norms and biases stay with AdamW, and Muon takes the
-# matrices of attention and MLP.
+# So the row of a rare word would hardly move. Embedding, output head, norms and biases stay with AdamW, and Muon takes
+# the matrices of attention and MLP.
 #
 # The race
 # --------
@@ -235,7 +236,7 @@ train_path, test_path = (Path(folder.name) / f"{i}.bin" for i in range(2))
 train_file = write_tokens(read[:40], small, train_path)
 held_out = list(
     sequential_batches(write_tokens(unread, small, test_path), 16, 64)
-)[:4]
+)[:3]
 sizes = dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=64)
 config = Qwen2Config(
     vocab_size=512, block_size=64, intermediate_size=192, **sizes,
@@ -247,7 +248,7 @@ config = Qwen2Config(
 # ``others`` for the embedding and the norms, which AdamW trains in every run.
 
 
-def run(kind, lr, others=0.128, seed=1, steps=100, **options):
+def run(kind, lr, others=0.128, seed=1, steps=60, **options):
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
     matrices = [p for p in model.model.layers.parameters() if p.dim() == 2]
@@ -255,7 +256,7 @@ def run(kind, lr, others=0.128, seed=1, steps=100, **options):
     groups = [{"params": matrices, **options}, {"params": rest}]
     optimizer = kind(groups, betas=(0.9, 0.95), weight_decay=0, fused=True)
     schedule = Schedule(steps=steps, lr=1.0, min_lr=0.1, warmup=10)
-    batches = PackedBatches(train_file, 16, 64, seed)
+    batches = PackedBatches(train_file, 8, 64, seed)
     start = time.process_time()
     for step in range(1, steps + 1):
         for group, rate in zip(optimizer.param_groups, (lr, others)):
@@ -265,7 +266,7 @@ def run(kind, lr, others=0.128, seed=1, steps=100, **options):
 
 
 # %%
-# The rate of each optimizer is the best of a search with other first weights. Muon's step takes longer, because of the
+# The rates come from a search, with longer runs and other first weights. Muon's step takes longer, because of the
 # iteration. So AdamW gets a second chance, with a fifth more steps.
 #
 # **Predict first.** Which one has the lowest loss on text that no run has read?
@@ -277,7 +278,7 @@ def run(kind, lr, others=0.128, seed=1, steps=100, **options):
 
 kinds = {
     "AdamW": dict(kind=AdamW, lr=0.008),
-    "AdamW, 120 steps": dict(kind=AdamW, lr=0.008, steps=120),
+    "AdamW, 72 steps": dict(kind=AdamW, lr=0.008, steps=72),
     "GaLore, rank 16": dict(
         kind=GaLore, lr=0.016, rank=16, scale=1.0, update_proj_gap=20
     ),
@@ -300,15 +301,16 @@ ax.set(title="Held-out loss, three seeds", xlabel="loss")
 ax.set_yticks(range(4), [*runs])
 ax.set_ylim(3.5, -0.5)
 plt.show()
-assert muons.max() < longer.min() and longer.mean() < adamw.mean()
-assert muons.mean() < longer.mean() - 0.05 and galore.mean() > muons.mean()
+assert (muons < longer).all() and (longer < adamw).all()
+assert muons.mean() < longer.mean() - 0.05 and galore.mean() > adamw.mean()
 
 # %%
 # Muon, with every seed, and also against the longer runs of AdamW. GaLore is last: with a quarter of the directions it
 # saves memory, not steps.
 #
-# Look at the rates, too. In AdamW and Muon the rate says how far a weight moves, and Muon's best is four times AdamW's. But
-# be careful with a race like this one. It says who is ahead after 100 steps of a tiny model, not who wins in the end.
+# Look at the rates, too. In AdamW and Muon the rate says how far a weight moves, and Muon's best is four times AdamW's.
+# But be careful with a race like this one. It says who is ahead after 60 steps of a tiny model, not who wins in the
+# end.
 #
 # What it costs
 # -------------

@@ -229,14 +229,14 @@ def share(s, l, tokens):
 
 
 for name, s, l, tokens in (
-    ("the race of the lesson", 64, 192, 16 * 64),
+    ("the race of the lesson", 64, 192, 8 * 64),
     ("the shipped models", 128, 512, 16 * 256),
     ("Llama 7B", 4096, 11008, 4 * 2**20),
 ):
     print(f"{name:23} {share(s, l, tokens):6.1%} of the passes")
     assert 10 / 3 * s / tokens < share(s, l, tokens) <= 5 * s / tokens
 
-assert share(64, 192, 1024) > 0.2 > share(128, 512, 4096) > 0.1
+assert share(64, 192, 512) > 0.4 > share(128, 512, 4096) > 0.1
 assert share(4096, 11008, 4 * 2**20) < 0.005
 
 # %%
