@@ -194,17 +194,20 @@ def drawn(sampler):
     return complete(generate(model, given, 60, sampler, processors=no_end))
 
 
-said = {"held-out text": [piece[8:] for piece in pieces]}
-said |= {"greedy": drawn(GREEDY)}
-said |= {f"{n} beams": beams(n) for n in (2, 8)}
-said |= {"4 beams, no 4-gram twice": beams(4, [*no_end, no_repeat_ngram(4)])}
-said |= {"top-p 0.9": drawn(Sampler(top_p=0.9)), "sampling": drawn(Sampler())}
+written = {"held-out text": [piece[8:] for piece in pieces]}
+written |= {"greedy": drawn(GREEDY)}
+written |= {f"{n} beams": beams(n) for n in (2, 8)}
+written |= {"4 beams, no 4-gram twice": beams(4, [*no_end, no_repeat_ngram(4)])}
+written |= {
+    "top-p 0.9": drawn(Sampler(top_p=0.9)),
+    "sampling": drawn(Sampler()),
+}
 
 measured = {}
 print(len(given), "pieces")
 assert len(given) > 3
 print(f"{'':26}{'log p':>7}{'repeated':>10}{'different':>11}")
-for name, rows in said.items():
+for name, rows in written.items():
     mean = [log_probability(model, p, r) / 60 for p, r in zip(given, rows)]
     share = [repeated(row) for row in rows]
     kinds = sum(len(set(row)) for row in rows) / len(rows)
@@ -233,7 +236,7 @@ for mean, share, kinds in measured.values():  # of the searches
     assert all(other < share / 2 for _, other, _ in draws)
 assert bland[1] == 0 and bland[0] > real[0] + 1 and bland[2] < real[2]
 assert measured["8 beams"][0] > measured["greedy"][0]
-print(text(said["8 beams"][0][:40]))
+print(text(written["8 beams"][0][:40]))
 
 # %%
 # People do not write the likeliest text. The mean log-probability of every search is more than 1 above that of the

@@ -176,10 +176,12 @@ def tiny(seed, **changes):
 model, other = tiny(2), tiny(3)
 prompt, length = [1, 3], 4
 exact = {}
-for said in product(range(4), repeat=length):
-    row = torch.tensor([[*prompt, *said]])
+for sequence in product(range(4), repeat=length):
+    row = torch.tensor([[*prompt, *sequence]])
     chances = model(row)[0, 1:-1].softmax(-1)  # (4, V)
-    exact[said] = math.prod(chances[k, x].item() for k, x in enumerate(said))
+    exact[sequence] = math.prod(
+        chances[k, x].item() for k, x in enumerate(sequence)
+    )
 assert abs(sum(exact.values()) - 1) < 1e-9
 
 
@@ -191,7 +193,9 @@ def rows_of(passes):
 def p_value(rows):
     """How likely a difference as large as this is, if both are the same."""
     found, n = Counter(map(tuple, rows)), len(rows)
-    cells = [(found[said], n * chance) for said, chance in exact.items()]
+    cells = [
+        (found[sequence], n * chance) for sequence, chance in exact.items()
+    ]
     used = [cell for cell in cells if cell[1] >= 5]
     rare = [cell for cell in cells if cell[1] < 5]  # together one cell
     used.append(tuple(map(sum, zip(*rare))))
@@ -254,7 +258,9 @@ assert rows_of(passes) == list(map(tuple, texts))
 # numbers in another order, so its logits are rounded differently, and if two tokens are nearly level, rounding may
 # decide. Here it never does: at every place the best token leads the second by more than a hundred times the rounding.
 
-rows = torch.tensor([[*prompt, *said] for prompt, said in zip(prompts, texts)])
+rows = torch.tensor(
+    [[*prompt, *sequence] for prompt, sequence in zip(prompts, texts)]
+)
 logits = gpt2(rows)[:, 40:-1]  # (B, 40, V), in one wide pass
 first, second = logits.topk(2).values.unbind(-1)
 cache, narrow = GrowingCache(gpt2.config.n_layer), []
@@ -339,14 +345,14 @@ assert rows_of(given) == list(map(tuple, wanted))
 # however good they are. To see it, let the model be its own drafter: no draft is rejected, and yet not all of them
 # count.
 
-said = texts[0]
-place = next(k for k in range(2, 7) if said[k] not in said[:k])
+sequence = texts[0]
+place = next(k for k in range(2, 7) if sequence[k] not in sequence[:k])
 itself = ModelDrafter(gpt2)
 *_, step = speculate(
-    gpt2, itself, prompts[:1], 20, GREEDY, 8, stop_tokens=[said[place]]
+    gpt2, itself, prompts[:1], 20, GREEDY, 8, stop_tokens=[sequence[place]]
 )
-print(step, "stop", said[place])
-assert step.tokens[0] == said[1 : place + 1]
+print(step, "stop", sequence[place])
+assert step.tokens[0] == sequence[1 : place + 1]
 assert step.accepted == [place] and step.proposed == [8]
 
 # %%

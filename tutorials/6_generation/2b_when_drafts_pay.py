@@ -197,7 +197,7 @@ assert all(0.4 < measured["Qwen2", kind][0] < 0.7 for kind in samplers)
 # the number of acceptances to expect; chance adds noise of a known size.
 
 passes = runs["Qwen2", "sampled"]
-rows = [[*prompt, *said] for prompt, said in zip(prompts, rows_of(passes))]
+rows = [[*prompt, *answer] for prompt, answer in zip(prompts, rows_of(passes))]
 rows = torch.tensor(rows)
 p_rows, q_rows = gpt2(rows).softmax(-1), qwen2(rows).softmax(-1)
 overlap = torch.minimum(p_rows, q_rows).sum(-1)  # (B, T)

@@ -374,7 +374,7 @@ assert list(runs.values()) == [0, 8 * 96, 11 * 96]
 #   Sarathi-Serve studies how large a piece should be.
 # * *Swapping.* The system of the paper can also move the blocks of a request that is put back to the memory of the
 #   CPU. The documentation of version 0.17 describes reading again, as here.
-# * *Hashes.* vLLM finds a block by a hash of the hash before it and its own P tokens. SGLang keeps the prefixes in a
+# * *Hashes.* vLLM finds a block by a hash of the hash before it and its own tokens. SGLang keeps the prefixes in a
 #   radix tree. Our chain of numbers is such a tree: exact, since no number is given twice, and linear in the tokens.
 # * *CUDA graphs*, several GPUs, quantised caches, and sampling for all rows at once.
 #

@@ -50,34 +50,34 @@ HERE = Path(__file__).parent
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 mine = torch.arange(4.0) + 10 * rank  # (4,)
-said = {"mine": mine.tolist()}
+report = {"mine": mine.tolist()}
 
 summed = mine.clone()
 dist.all_reduce(summed)  # in place: the sum, everywhere
-said["all-reduce"] = summed.tolist()
+report["all-reduce"] = summed.tolist()
 
 part = torch.empty(2)
 dist.reduce_scatter(part, list(mine.chunk(size)))  # a piece of the sum
-said["reduce-scatter"] = part.tolist()
+report["reduce-scatter"] = part.tolist()
 
 pieces = [torch.empty(2) for _ in range(size)]
 dist.all_gather(pieces, part)  # all pieces, everywhere
-said["all-gather of that"] = torch.cat(pieces).tolist()
+report["all-gather of that"] = torch.cat(pieces).tolist()
 
 # for the museum: which rows of 8 does each process see?
 seed = torch.Generator().manual_seed(0)
 shuffled = DataLoader(range(8), 4, shuffle=True, generator=seed)
-said["shuffled"] = next(iter(shuffled)).tolist()
+report["shuffled"] = next(iter(shuffled)).tolist()
 sampler = DistributedSampler(range(8))
-said["sampler"] = next(iter(DataLoader(range(8), 4, sampler=sampler))).tolist()
+report["sampler"] = next(iter(DataLoader(range(8), 4, sampler=sampler))).tolist()
 
 # for the museum: process 1 leaves out one collective
 if rank == 0:
     try:
         dist.monitored_barrier(timeout=timedelta(seconds=0.5))
     except RuntimeError as error:
-        said["error"] = str(error).splitlines()[0]
-(HERE / f"collectives-{rank}.json").write_text(json.dumps(said))
+        report["error"] = str(error).splitlines()[0]
+(HERE / f"collectives-{rank}.json").write_text(json.dumps(report))
 while not (HERE / "collectives-0.json").exists():
     time.sleep(0.05)
 dist.destroy_process_group()
@@ -98,10 +98,10 @@ def start(script, succeeds=True):
     for rank in ("0", "1"):
         env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
         started.append(subprocess.Popen(command, env=env, **pipes))
-    said, errors = zip(*(p.communicate(timeout=300) for p in started))
+    outputs, errors = zip(*(p.communicate(timeout=300) for p in started))
     failed = any(process.returncode for process in started)
     assert failed != succeeds, "".join(errors)[-3000:]
-    return "".join(said)
+    return "".join(outputs)
 
 
 def results(name):
@@ -110,9 +110,9 @@ def results(name):
 
 
 start("collectives.py")
-said = results("collectives")
-for name in list(said[0])[:4]:
-    zero, one = ([round(x) for x in process[name]] for process in said)
+report = results("collectives")
+for name in list(report[0])[:4]:
+    zero, one = ([round(x) for x in process[name]] for process in report)
     print(f"{name:18}  process 0 {zero!s:18} 1 {one}")
 
 # %%
@@ -123,10 +123,15 @@ for name in list(said[0])[:4]:
 #
 #    \text{all-reduce} = \text{all-gather} \circ \text{reduce-scatter}
 
-for one in said:
+for one in report:
     assert one["all-gather of that"] == one["all-reduce"]
     assert one["all-reduce"] == [10, 12, 14, 16]
-assert said[0]["reduce-scatter"] + said[1]["reduce-scatter"] == [10, 12, 14, 16]
+assert report[0]["reduce-scatter"] + report[1]["reduce-scatter"] == [
+    10,
+    12,
+    14,
+    16,
+]
 
 # %%
 # This is also how it can be done. The processes form a ring, and each cuts its tensor into N pieces. In every round,
@@ -174,10 +179,12 @@ for N in (2, 8, 64):
 # batch of 4 of the 8 rows in both processes, shuffled, and with a sampler that knows the rank:
 
 for name in ("shuffled", "sampler"):
-    seen = sorted({*said[0][name], *said[1][name]})
-    print(f"{name:8}  {said[0][name]}  {said[1][name]}  rows seen: {len(seen)}")
-assert said[0]["shuffled"] == said[1]["shuffled"]
-assert sorted(said[0]["sampler"] + said[1]["sampler"]) == list(range(8))
+    seen = sorted({*report[0][name], *report[1][name]})
+    print(
+        f"{name:8}  {report[0][name]}  {report[1][name]}  rows seen: {len(seen)}"
+    )
+assert report[0]["shuffled"] == report[1]["shuffled"]
+assert sorted(report[0]["sampler"] + report[1]["sampler"]) == list(range(8))
 
 # %%
 # This is the story of the lesson: the batch of eight is a batch of four, computed twice.
@@ -198,8 +205,8 @@ assert sorted(rows) == list(range(8))
 # processes. Process 0 waits for an answer that never comes, without a message, until a timeout of many minutes.
 # A barrier with a short timeout says who is missing. Process 1 left this one out:
 
-print(said[0]["error"])
-assert "Rank 1 failed to pass monitoredBarrier" in said[0]["error"]
+print(report[0]["error"])
+assert "Rank 1 failed to pass monitoredBarrier" in report[0]["error"]
 
 # %%
 # The rule: all processes take the same collectives in the same order. What may depend on the rank is printing and

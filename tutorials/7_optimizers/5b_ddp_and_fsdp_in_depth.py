@@ -229,10 +229,10 @@ def start(script, succeeds=True):
     for rank in ("0", "1"):
         env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
         started.append(subprocess.Popen(command, env=env, **pipes))
-    said, errors = zip(*(p.communicate(timeout=300) for p in started))
+    outputs, errors = zip(*(p.communicate(timeout=300) for p in started))
     failed = any(process.returncode for process in started)
     assert failed != succeeds, "".join(errors)[-3000:]
-    return "".join(said)
+    return "".join(outputs)
 
 
 def results(name):
@@ -303,21 +303,21 @@ def local(x):
 
 
 def run(group, optimizer):
-    said = {"calls": [], "bytes": []}
+    report = {"calls": [], "bytes": []}
     taken = steps(config(optimizer), batches, group)
     for _ in range(config().steps):
         with Traffic() as traffic:
             model, used = next(taken)
-        said["calls"].append(traffic.calls)
-        said["bytes"].append(traffic.bytes)
-    said["weights"] = sum(local(p).nbytes for p in model.parameters())
+        report["calls"].append(traffic.calls)
+        report["bytes"].append(traffic.bytes)
+    report["weights"] = sum(local(p).nbytes for p in model.parameters())
     state = [x for values in used.state.values() for x in values.values()]
-    said["state"] = sum(local(x).nbytes for x in state)
+    report["state"] = sum(local(x).nbytes for x in state)
     tensors = {name: gathered(p) for name, p in model.state_dict().items()}
     if group.rank == 0:
         file = f"{group.parallel}-{optimizer}.safetensors"
         save_file({n: x.contiguous() for n, x in tensors.items()}, HERE / file)
-    return said
+    return report
 
 
 def one_pass(group):
@@ -381,16 +381,16 @@ def clipped_by_shards(params, limit):
 
 try:
     with processes("ddp") as joined:
-        batches, said = data(), {}
+        batches, report = data(), {}
         for engine in ("ddp", "fsdp"):
             group = replace(joined, parallel=engine)
             for optimizer in ("adamw", "galore"):
-                said[f"{engine} {optimizer}"] = run(group, optimizer)
-        model, said["gathered"] = one_pass(group)
-        said["between"] = between_passes(group)
-        said["clip"] = clipped_by_shards(list(model.parameters()), 0.01)
+                report[f"{engine} {optimizer}"] = run(group, optimizer)
+        model, report["gathered"] = one_pass(group)
+        report["between"] = between_passes(group)
+        report["clip"] = clipped_by_shards(list(model.parameters()), 0.01)
         file = HERE / f"engines-{joined.rank}.json"
-        file.write_text(json.dumps(said))
+        file.write_text(json.dumps(report))
         for step, _ in whole_run(HERE / "run", group):
             if joined.rank == 1 and step.step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
