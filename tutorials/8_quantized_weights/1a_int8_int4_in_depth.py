@@ -184,7 +184,7 @@ assert torch.equal(one[far], big[far])
 # %%
 # For int8 in one group the error doubles with the outlier. With 4 bits an outlier of 64 leaves two or three levels for
 # all other numbers. Groups build walls: outside the outlier's own group nothing changes at all.
-# %%
+#
 # Bytes, all of them
 # ------------------
 #
