@@ -28,7 +28,7 @@ from lm_from_scratch.training.mtp_loss import mtp_losses
 qwen2, tokenizer = load_shipped("qwen2-docs")
 qwen2.requires_grad_(False)
 start = "If the file does not exist, an"
-plain = complete(generate(qwen2, [tokenizer.start(start)], 60, GREEDY))[0]
+plain = complete(generate(qwen2, [tokenizer.start(start)], 40, GREEDY))[0]
 
 drawings.self_draft(start, tokenizer.pieces(plain[:3]))
 
@@ -41,9 +41,9 @@ drawings.self_draft(start, tokenizer.pieces(plain[:3]))
 
 documents, _ = split(load_corpus("reference"))
 ids = torch.tensor([i for d in documents for i in tokenizer.start(d.text)])
-rows = ids[: 256 * 64].view(256, 64)
+rows = ids[: 192 * 64].view(192, 64)
 with torch.no_grad():
-    states = qwen2.model(rows)  # (256, T, C): what the frozen model knows
+    states = qwen2.model(rows)  # (192, T, C): what the frozen model knows
 
 
 def taught(loss_of, steps, seed):
@@ -51,7 +51,7 @@ def taught(loss_of, steps, seed):
     mtp = MTP(qwen2)
     optimizer = torch.optim.AdamW(mtp.parameters(), lr=5e-3)
     for step in range(steps):
-        some = torch.randint(len(rows), (4,))
+        some = torch.randint(len(rows), (3,))
         loss = loss_of(qwen2, mtp, states[some], rows[some])
         optimizer.zero_grad()
         loss.backward()
@@ -60,14 +60,14 @@ def taught(loss_of, steps, seed):
     return mtp.eval(), loss.item()
 
 
-parts = [taught(lambda *x: mtp_losses(*x)[0], 200, s) for s in range(3)]
+parts = [taught(lambda *x: mtp_losses(*x)[0], 120, s) for s in range(3)]
 mtp = parts[0][0]
 
 # %%
 # Now the first part guesses two tokens before each pass of Qwen2. Blue guesses were right, and a bar ends a pass:
 
 
-def written(drafter, start, new=60, n_draft=2):
+def written(drafter, start, new=40, n_draft=2):
     prompts = [tokenizer.start(start)]
     return list(speculate(qwen2, drafter, prompts, new, GREEDY, n_draft))
 
@@ -76,12 +76,12 @@ passes = written(MTPDrafter(mtp), start)
 shown = [tokenizer.pieces(p.tokens[0]) for p in passes]
 
 assert [token for p in passes for token in p.tokens[0]] == plain
-assert 32 < len(passes) < 54
+assert 24 < len(passes) < 38
 drafted = [([*row[:-1]], len(row) - 1, row[-1]) for row in shown]
 drafts(drafted, start)
 
 # %%
-# That is 60 tokens in about 45 passes, and every token is the one that Qwen2 would have written alone: the rule of
+# That is 40 tokens in about 30 passes, and every token is the one that Qwen2 would have written alone: the rule of
 # `speculative decoding <../6_generation/2_speculative_decoding.ipynb>`_ judges the guesses. But here there is no second
 # model. The drafter builds on what the first model has already computed.
 #
@@ -156,7 +156,7 @@ def shifted_too_little(model, mtp, h, idx):
     return causal_lm_loss(logits, mtp_targets(idx, 0))
 
 
-wrong_parts = [taught(shifted_too_little, 60, seed) for seed in range(3)]
+wrong_parts = [taught(shifted_too_little, 40, seed) for seed in range(3)]
 
 
 def accepted(part):
@@ -171,8 +171,8 @@ for name, three in kinds.items():
     )
     print(", guesses accepted:", *guesses[name])
 
-assert max(loss for _, loss in wrong_parts) < 0.6 * min(x for _, x in parts)
-assert max(guesses["wrong"]) < min(guesses["right"]) / 2
+assert max(loss for _, loss in wrong_parts) < 0.75 * min(x for _, x in parts)
+assert max(guesses["wrong"]) < min(guesses["right"])
 
 # %%
 # It falls far lower, from every seed and in fewer steps, because the answer is among the inputs: the part learns to repeat
@@ -207,15 +207,14 @@ class Bigram:
 
 
 # %%
-# **Predict first.** Each drafter guesses two tokens before each pass, for five texts of 60 tokens. Which one saves the
+# **Predict first.** Each drafter guesses two tokens before each pass, for four texts of 40 tokens. Which one saves the
 # most passes?
 #
 # * Look-up: greedy text of a small model repeats itself.
 # * The bigram table: it has read the whole training text.
 # * The new part: it knows the state.
 
-starts = "Return the number of items in|The function returns a list of|Read the|A class"
-texts = [start, *starts.split("|")]
+texts = [start, "Return the number of items in", "Read the", "A class"]
 drafters = {
     "look-up": PromptLookup(),
     "bigram": Bigram(),
@@ -226,32 +225,32 @@ counted = {
 }
 dots = generate(qwen2, [tokenizer.start(texts[1])], 12, GREEDY)
 print(tokenizer.decode(complete(dots)[0]))
-print("passes for 60 tokens        mean  without the second")
-for name, row in {"alone": [60] * 5, **counted}.items():
+print("passes for 40 tokens    mean  without the second")
+for name, row in {"alone": [40] * 4, **counted}.items():
     print(
         f"{name:10}",
         *(f"{n:3}" for n in row),
-        f"{sum(row) / 5:8.1f} {(sum(row) - row[1]) / 4:8.1f}",
+        f"{sum(row) / 4:8.1f} {(sum(row) - row[1]) / 3:8.1f}",
     )
 
 for row in [counted[f"new part {seed}"] for seed in range(3)]:
-    assert sum(counted["bigram"]) < sum(row) < 250
-    assert sum(counted["look-up"]) < sum(row)
-assert (
-    max(sum(row) - row[1] for name, row in counted.items() if "new" in name)
-    < sum(counted["bigram"]) - counted["bigram"][1]
-    < sum(counted["look-up"]) - counted["look-up"][1]
-)
-assert max(counted["bigram"][1], counted["look-up"][1]) < 30
-assert min(counted[f"new part {seed}"][1] for seed in range(3)) > 50
+    assert sum(counted["bigram"]) < sum(row)
+    assert (
+        abs(
+            sum(a - b for a, b in zip(row, counted["bigram"]))
+            - row[1]
+            + counted["bigram"][1]
+        )
+        < 15
+    )
+    assert row[1] > 33 > 22 > max(counted["bigram"][1], counted["look-up"][1])
 
 # %%
 # The bigram table, but only because of one text: after the second beginning, Qwen2 writes *the range 0* and then nothing
 # but dots. Look-up copies the dots and the table predicts them, but the new part guesses hardly any of them.
 #
-# On average over the other four texts (last column) the new part saves the most passes, from every seed, but only just:
-# after so little training it is a few passes ahead of a table of pairs. A table of pairs cannot become much better; the
-# part can still learn (exercise 3).
+# On average over the other three texts (last column) the new part is about as good as the table, from every seed. A table
+# of pairs cannot become much better; the part has hardly begun to learn (exercise 3).
 #
 # What it costs
 # -------------
@@ -260,8 +259,8 @@ assert min(counted[f"new part {seed}"][1] for seed in range(3)) > 50
 # Qwen2, a draft reads the new part and the head.
 
 c = (new + head) / whole
-best = min(sum(counted[f"new part {seed}"]) / 5 for seed in range(3))
-tokens = 59 / (best - 1)
+best = min(sum(counted[f"new part {seed}"]) / 4 for seed in range(3))
+tokens = 39 / (best - 1)
 print(f"a draft costs {c:.2f} of a pass")
 print(f"{tokens:.2f} tokens a pass, for the weights of {1 + 2 * c:.2f} passes")
 print(f"speed-up {tokens / (1 + 2 * c):.2f}")
@@ -296,7 +295,7 @@ assert 1.75 < 1.85 / (1 + c) < 1.9 / (1 + c) < 1.85
 # 1. *Easy.* Draft one token and four tokens per pass instead of two. A good answer says which needs the fewest passes,
 #    which reads the fewest weights, and why they are not the same.
 # 2. *Medium.* Let the part learn from what Qwen2 itself predicts, instead of from the training text: the target is then
-#    the distribution of depth 0 in the next column. A good answer compares the passes for the five texts.
+#    the distribution of depth 0 in the next column. A good answer compares the passes for the four texts.
 # 3. *Hard.* Train for 50, 200 and 800 steps. A good answer compares the mean passes with those of the bigram table, for
 #    three seeds, and says whether the differences are larger than those between seeds.
 #
