@@ -71,7 +71,7 @@ print(f"{len(w)} tensors, V = {V}, C = {C}")
 # ``cosine_similarity`` compares directions: 1 is the same, 0 a right angle. These tokens are nearest to ``␣file`` (``␣`` is
 # a space):
 
-file = w["wte.weight"][ids[3]]
+file = w["wte.weight"][ids[3]]  # ids[0] is <|endoftext|>, ids[3] " file"
 similar = F.cosine_similarity(w["wte.weight"], file)  # (V,)
 tokenizer.pieces(similar.topk(6).indices.tolist())
 

@@ -10,8 +10,8 @@ two commands will tell: one trains a model, the other lets it write.
    python -m lm_from_scratch train --corpus my-notes/ --out build/mine
    python -m lm_from_scratch generate --model build/mine/model --prompt "Dear"
 
-This page does the same in Python. Our notes are the manual of Python's turtle graphics. The first block puts the text of
-each command into a file of its own, and prints one of these files.
+This page does the same in Python, with the manual of Python's turtle graphics as notes. The first block only writes a file
+for each command, and prints the beginning of one.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -31,7 +31,7 @@ for node in ast.walk(ast.parse(turtle.read_text(encoding="utf-8"))):
     if text and not node.name.startswith("_"):
         (notes / f"{node.name}.txt").write_text(f"{node.name}\n\n{text}\n")
 
-print((notes / "forward.txt").read_text())
+print((notes / "forward.txt").read_text()[:82], "...")
 
 # %%
 # Read the folder, hold out a tenth of the files, learn a vocabulary from the others, and cut batches:
