@@ -293,7 +293,7 @@ for sgd, pushed, adam in zip(*runs.values()):
     assert 20 + (adam < sgd[-1]).int().argmax() < 85
 
 # %%
-# With every seed AdamW ends below both, and passes the final loss of gradient descent early.
+# With every seed AdamW ends below both.
 #
 # Where to begin
 # --------------

@@ -19,7 +19,7 @@ texts = [
     "This method must be called before the thread is started.",
 ]
 shown = [[t[:20] + " …" for t in pair] for pair in (texts[:2], texts[2:])]
-drawings.two_copies(shown, [0.001, 0.138], "the first MLP")
+drawings.two_copies(shown, [0.0007, 0.1377], "the MLP of block 0")
 
 # %%
 # The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies take the
@@ -52,10 +52,10 @@ def gradient(rows):
 
 
 found = [gradient(half) for half in rows.chunk(2)]  # two rows each
-print(*(f"{one[53, 103]:.3f}" for one in found))
+print(*(f"{one[53, 103]:.4f}" for one in found))
 
 torch.testing.assert_close(sum(found) / 2, gradient(rows))
-assert [round(one[53, 103].item(), 3) for one in found] == [0.001, 0.138]
+assert [round(one[53, 103].item(), 4) for one in found] == [0.0007, 0.1377]
 
 # %%
 # Now for real
