@@ -10,6 +10,7 @@ Here is a game for a small model. In each row of tokens, every letter has a numb
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/2_rope", "1_qwen3"]
+# sphinx_gallery_thumbnail_number = 2
 # sphinx_gallery_words = ["partial RoPE", "partial_rotary_factor", "NoPE", "no_rope_layers", "rope_local_base_freq", "SmolLM3", "rotary_dim", "length extrapolation", "iRoPE"]
 
 import matplotlib.pyplot as plt
