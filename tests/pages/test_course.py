@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from course import plans
+from course import first_evening, plans
 from gallery import exercises, navigation, pages
 
 PAGES = pages.in_order()
@@ -89,6 +89,11 @@ def test_the_path_leads_from_lesson_to_lesson() -> None:
     for name in set(PAGES) - set(path):
         lesson = pages.lesson(name)
         assert navigation.beside(name) == (lesson, navigation.beside(lesson)[1])
+
+
+def test_minutes_of_the_first_evening() -> None:
+    assert first_evening.minutes("auto_tutorials/1_gpt2/2_gpt2") == pages.minutes("1_gpt2/2_gpt2")
+    assert 3 <= first_evening.minutes("tour") <= 10
 
 
 # -- plans -----------------------------------------------------------------------------------
