@@ -75,12 +75,10 @@ signed = LinearSegmentedColormap.from_list(
 )
 norm = plt.Normalize(-G.abs().quantile(0.95), G.abs().quantile(0.95))
 _, axes = figure(4.6, 4.9, rows=2, columns=2)
-for ax, r in zip(axes, (128, 1, 8, 32)):
+for ax, r in zip(axes, (128, 1, 4, 8)):
     shown = (U[:, :r] * s[:r] @ Vh[:r])[:64, :64]
     ax.imshow(shown.numpy(), cmap=signed, norm=norm)
-    ax.set_title(
-        "the gradient" if r == 128 else f"{r} of 128: {energy[r - 1]:.0%}"
-    )
+    ax.set_title("the gradient" if r == 128 else f"{r} of 128")
     ax.set(xticks=[], yticks=[])
     ax.grid(False)
 plt.show()
@@ -91,14 +89,13 @@ assert 0.3 < energy[0] < 0.9 < energy[31] and energy[7] > 0.8
 # Stripes! Where a row is strong, it is strong in many columns. A column of numbers times a row of numbers makes a
 # perfect tartan, the cloth of a kilt, and we call such a pattern a *direction*. The singular value decomposition,
 # ``svd``, writes a matrix as a sum of 128 of them, the strongest first: their columns are in ``U``, their strengths in
-# ``s``, their rows in ``Vh``. The titles say how many are added, and their share of the *energy*, the sum of all
-# squares. Eight already look like the gradient.
+# ``s``, their rows in ``Vh``. The titles say how many are added. Eight already look like the gradient.
 #
 # Why is that? Each token adds one tartan to the gradient: its error, times its input. And many tokens of a text have
 # similar errors and similar inputs.
 #
-# **Predict first.** The model has 56 such matrices. A random quarter of the directions would hold 25 % of the energy.
-# What does the strongest quarter hold, on average?
+# **Predict first.** The model has 56 such matrices. The *energy* of a gradient is the sum of its squares. A random quarter
+# of the directions would hold 25 % of it. What does the strongest quarter hold, on average?
 #
 # * about 30 %
 # * about 60 %

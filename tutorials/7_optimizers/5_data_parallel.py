@@ -22,9 +22,9 @@ shown = [[t[:20] + " …" for t in pair] for pair in (texts[:2], texts[2:])]
 drawings.two_copies(shown, [0.0007, 0.1377], "the MLP of block 0")
 
 # %%
-# The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies take the
-# step that one process would have taken, and they are equal again. This is **data parallel** training. The exchange is
-# called **all-reduce**: afterwards, every process has the sum, or the mean, of what all of them had.
+# The mean of both gradients is the gradient of the whole batch, in every weight of the model. So both copies should take
+# the step that one process would have taken. This is **data parallel** training. The exchange is called **all-reduce**:
+# afterwards, every process has the sum, or the mean, of what all of them had.
 #
 # The two numbers are computed here, for a matrix of block 0 (in float64, so that rounding is very small):
 
