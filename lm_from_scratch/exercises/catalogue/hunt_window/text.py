@@ -17,7 +17,7 @@
 #   others see everything before them. With `max_window_layers` = 0 all layers slide, and with
 #   `n_layers` none does.
 # - A layer that slides sees `sliding_window` keys, the query's own included.
-# - `flash_rule` below is right: it shows what the kernel of FlashAttention was told.
+# - `flash_rule` below is right: it shows what the kernel of FlashAttention was given.
 
 # %%
 import torch

@@ -67,7 +67,7 @@ TAKEN = "idx[:, d + 1 :].masked_fill(~same, -100)"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("depth d is shifted by d, so that depth 1 is asked for what it has been told",
+    ("depth d is shifted by d, so that depth 1 is asked for what it has seen",
      {"targets[d, :, : T - d - 1] = idx[:, d + 1 :].masked_fill(~same, -100)":
           "targets[d, :, : T - max(d, 1)] = idx[:, max(d, 1) :].masked_fill("
           "torch.nn.functional.pad(~same, (0, int(d > 0)), value=True), -100)"}, PLAIN),

@@ -2,8 +2,8 @@
 # # Targets of multi-token prediction
 #
 # A model that predicts several tokens has several depths. Depth 0 is the model itself: at token
-# $x_i$ its target is $x_{i+1}$. Depth 1 has been told $x_{i+1}$, so its target is $x_{i+2}$; depth d has
-# been told d tokens more, and its target is $x_{i+d+1}$.
+# $x_i$ its target is $x_{i+1}$. Depth 1 has seen $x_{i+1}$, so its target is $x_{i+2}$; depth d has
+# seen d tokens more, and its target is $x_{i+d+1}$.
 #
 # Rows are packed with several documents and may be padded. A target must be a token of the same document.
 # Where there is none, it is -100, which the loss leaves out.
