@@ -34,7 +34,8 @@ ENTRIES = {"questions": 1.0, terms.GLOSSARY: 0.8, "not_here": 0.8}
 WEIGHTS = {
     "gpu/index": 0.5,
     "gpu/": 0.9,
-    "exercises/": 0.65,
+    "exercises/index": 0.65,
+    "exercises/": 0.45,
     "symbols": 0.6,
     "museum": 0.5,
     "stories/": 0.7,
