@@ -225,7 +225,7 @@ assert max(max(shares[6:]) for shares in after) < 0.2
 # If the result counts
 # --------------------
 #
-# It is easy to forget to mask the result. So we train each model for another 15 steps in which the result counts. Then
+# It is easy to forget to mask the result. So we train each model for another 25 steps in which the result counts. Then
 # we let it write *without* the loop: nothing stops it at ``<|tool_result|>``.
 #
 # **Predict first.** What does it write after ``<|tool_result|>`` now?
@@ -246,7 +246,7 @@ def invented(model, questions):  # shares: a number is there, it is right
 
 for seed, model in enumerate(models):
     examples = [exchange(q, result_counts=True)[0] for q in drawn(9 + seed)]
-    wrong = tuned(model, examples, seed, steps=15)
+    wrong = tuned(model, examples, seed, steps=25)
     masked, counted = invented(model, tests[5]), invented(wrong, tests[5])
     print(f"masked: {masked[0]:4.0%} numbers, {masked[1]:4.0%} right;", end=" ")
     print(f"counted: {counted[0]:4.0%} numbers, {counted[1]:4.0%} right")

@@ -247,9 +247,9 @@ assert [round(v[-1], 2) for v in gib.values()] == [1.75, 1.75, 0.98, 0.22]
 #
 # In the picture, the steps of the growing cache are its doublings.
 #
-# Which kind for what? *Growing* is the default, with a reserve if you know the length. *Static* pays where a compiled
-# program runs thousands of steps; choose a capacity near the real length. *Sliding* is for layers that slide, and
-# *layered* for models that mix.
+# Which kind should you take? *Growing* is the default, with a reserve if you know the length. *Static* pays where a
+# compiled program runs thousands of steps; choose a capacity near the real length. *Sliding* is for layers that slide,
+# and *layered* for models that mix.
 #
 # In depth: `kinds of cache <2a_kinds_of_cache_in_depth.ipynb>`_ predicts every slot, counts the graphs of a compiler,
 # and moves a cache to a file and to another library.
