@@ -288,7 +288,7 @@ for n_layer in (1, 2):
 
 # %%
 # How much of the position is left, then? A linear probe predicts it from the states after each block, in models of four
-# blocks with random weights. It is fitted on half of 256 rows of 64 random tokens and tested on the other half. A share
+# blocks with random weights. It is fitted on half of 128 rows of 64 random tokens and tested on the other half. A share
 # of 0 means that it knows no more than the mean; 1 is perfect.
 
 
@@ -305,14 +305,14 @@ def known(states, positions):
 
 def probe(rope, start, seed):
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(1, 97, (256, 64), generator=generator)
+    rows = torch.randint(1, 97, (128, 64), generator=generator)
     if start:
         rows[:, 0] = 0  # one token that begins every text
     model, states = nope(4, seed, rope), []
     for block in model.model.layers:
         block.register_forward_hook(lambda *a: states.append(a[2]))
     model(rows)
-    where = torch.arange(64).expand(256, -1)
+    where = torch.arange(64).expand(128, -1)
     return [known(x, where) for x in states]
 
 
@@ -362,7 +362,7 @@ def reader(kind, seed):
     model = partial(model, 8) if kind == "half of the features" else model
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.98))
-    for _ in range(160):
+    for _ in range(110):
         at = torch.randint(len(train) - 65, (16,), generator=generator)
         rows = train[at[:, None] + torch.arange(65)]
         loss = F.cross_entropy(model(rows[:, :-1]).mT, rows[:, 1:])

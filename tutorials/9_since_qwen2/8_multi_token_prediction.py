@@ -171,7 +171,7 @@ for name, three in kinds.items():
     )
     print(", guesses accepted:", *guesses[name])
 
-assert max(loss for _, loss in wrong_parts) < 0.75 * min(x for _, x in parts)
+assert sum(x for _, x in wrong_parts) < 0.75 * sum(x for _, x in parts)
 assert max(guesses["wrong"]) < min(guesses["right"])
 
 # %%
