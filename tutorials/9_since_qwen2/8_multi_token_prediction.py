@@ -235,22 +235,15 @@ for name, row in {"alone": [40] * 4, **counted}.items():
 
 for row in [counted[f"new part {seed}"] for seed in range(3)]:
     assert sum(counted["bigram"]) < sum(row)
-    assert (
-        abs(
-            sum(a - b for a, b in zip(row, counted["bigram"]))
-            - row[1]
-            + counted["bigram"][1]
-        )
-        < 15
-    )
+    assert sum(row) - row[1] < sum(counted["bigram"]) - counted["bigram"][1]
     assert row[1] > 33 > 22 > max(counted["bigram"][1], counted["look-up"][1])
 
 # %%
 # The bigram table, but only because of one text: after the second beginning, Qwen2 writes *the range 0* and then nothing
 # but dots. Look-up copies the dots and the table predicts them, but the new part guesses hardly any of them.
 #
-# On average over the other three texts (last column) the new part is about as good as the table, from every seed. A table
-# of pairs cannot become much better; the part has hardly begun to learn (exercise 3).
+# On average over the other three texts (last column) the new part saves the most passes, from every seed. A table of
+# pairs cannot become much better; the part has hardly begun to learn (exercise 3).
 #
 # What it costs
 # -------------
