@@ -82,21 +82,8 @@ def finish(app: Any, error: Exception | None) -> None:
             Path(app.outdir, "_downloads", target).write_bytes(content)
 
 
-def offer(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
-    """The notebook of a page on a kernel stands beside its text, too. The gallery knows no such
-    page."""
-    name = pages.page_of(docname)
-    if name is not None and name.startswith("gpu/"):
-        for source, (_, target) in app.env.dlfiles.items():
-            path = Path(app.srcdir, source).resolve()
-            if path == pages.source(name):
-                links = {"jupyter": {"link": f"_downloads/{target}", "title": path.name}}
-                context["get_download_links"] = lambda links=links: links
-
-
 def setup(app: Any) -> dict[str, bool]:
     app.connect("build-finished", finish)
-    app.connect("html-page-context", offer, priority=900)  # after the gallery
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 

@@ -20,7 +20,7 @@ LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./(\w+)/)?(\d\w*)\.ipynb\)")
 
 def page(stored: Path) -> str:
     """A stored notebook as a page: formulas and links to pages are those of the other pages, and a
-    link to the notebook is its last cell."""
+    link to the notebook is its last cell, in a box that the gallery shows beside the text, too."""
     name = f"gpu/{stored.stem}"
     notebook = json.loads(stored.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
@@ -32,7 +32,8 @@ def page(stored: Path) -> str:
             )
         else:
             cell["source"] = "".join(cell["source"]).removesuffix(";")
-    source = f"Download: {download(name, '{download}')}"
+    link = download(name, "{download}", "Download Jupyter notebook")
+    source = f"```{{container}} sphx-glr-download sphx-glr-download-jupyter\n{link}\n```"
     if deeper := pages.in_depth(name):
         listed = "\n".join(f"/{page}" for page in deeper)
         source += f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```"
@@ -41,9 +42,9 @@ def page(stored: Path) -> str:
     return json.dumps(notebook, indent=1)
 
 
-def download(page: str, role: str = ":download:") -> str:
+def download(page: str, role: str = ":download:", text: str = "notebook") -> str:
     """A link to the notebook of a page, as it is in the repository."""
-    return f"{role}`notebook <../../tutorials/{page}.ipynb>`"
+    return f"{role}`{text} <../../tutorials/{page}.ipynb>`"
 
 
 def index() -> dict[str, Any]:
