@@ -304,15 +304,13 @@ def test_what_is_cut_or_light_is_found(visit: Visitor, server: str) -> None:
     page = visit(theme="dark", width=375).open(f"{server}/{GPU_LESSONS[0]}")
     assert page.evaluate(CUT) == page.evaluate(LIGHT) == []
     page.evaluate("""() => {
-        document.querySelectorAll('article div.math').forEach(box => {
-          box.removeAttribute('data-scrolls');
-          box.querySelector("mjx-container").style.cssText = 'display: block; width: 900px';
-        });
+        const fading = document.querySelectorAll('[data-scrolls]');
+        fading.forEach(box => box.removeAttribute('data-scrolls'));
         const plain = 'filter: none !important';
         document.querySelectorAll('.cell_output img').forEach(one => one.style.cssText = plain);
         document.querySelector('article h2 ~ p').style.background = '#ddd';
     }""")
-    assert len(page.evaluate(CUT)) == page.locator("article div.math").count()
+    assert page.evaluate(CUT) != []
     assert len(page.evaluate(LIGHT)) == page.locator(".cell_output img:visible").count() + 1
 
 
