@@ -105,6 +105,8 @@ def start(app: Any) -> None:
         return
     from joblib import Parallel, delayed
 
+    # A worker that pages have made large is replaced: nothing is wrong, and nothing is lost.
+    warnings.filterwarnings("ignore", "A worker stopped while")
     scripts = pages.scripts()
     targets = [Path(app.srcdir, "auto_tutorials", script.parent.name) for script in scripts]
     for target in targets:
