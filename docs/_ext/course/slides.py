@@ -53,9 +53,10 @@ def slides(name: str, document: nodes.document, render: Render) -> list[Slide]:
             below = sections(section)
             headings = bullets(title(one, render) for one in below)
             body = headings + picture([section], render) or beginning(section, render)
-            deck.append(Slide(title(section, render), body))
-            for part in (section, *below):
-                deck += questions(part, render)
+            asked = [slide for part in (section, *below) for slide in questions(part, render)]
+            if body.strip() or not asked:  # a section that begins with its question needs no more
+                deck.append(Slide(title(section, render), body))
+            deck += asked
     todo = bullets(
         f"{escape(source.title(one.name).replace('`', ''))}: <code>{one.name}</code>, "
         f"{one.minutes} min"
