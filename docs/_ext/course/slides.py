@@ -98,9 +98,9 @@ def picture(given: list[nodes.Node], render: Render) -> str:
 
 def beginning(section: nodes.section, render: Render) -> str:
     """The first paragraph of a section without a picture, and the formula, or whatever else, that
-    it leads to."""
-    at = section.first_child_matching_class(nodes.paragraph)
-    if at is None:
+    it leads to; nothing that comes after a question."""
+    at = section.first_child_matching_class((nodes.paragraph, lessons.choices))
+    if at is None or isinstance(section[at], lessons.choices):
         return ""
     return "".join(map(render, [section[at], *led_to(section[at], section.children[at + 1 :])]))
 
