@@ -30,11 +30,12 @@ drawings.tokens(tokenizer.pieces(ids), ids)
 # %%
 # Four things to notice (``␣`` is a space):
 #
-# * **A space belongs to the word after it.** ``␣function`` is one token.
+# * **A space belongs to the word after it.** ``␣function`` is one token. (Before 中国 the space stays
+#   alone: the tokenizer has never met the two together.)
 # * **A rare word falls into parts.** The documents this tokenizer learned from are about Python, not
 #   fruit, so *strawberries* takes four tokens. Ask a model how often the letter r occurs in it: the
 #   model sees four numbers and no letter.
-# * **A number is cut anywhere.** 31415 becomes ``␣3``, ``14`` and ``15``.
+# * **A number is cut where it makes no sense.** 31415 becomes ``␣3``, ``14`` and ``15``.
 # * **One Chinese character takes three tokens.** Each ``▯`` is a third of a character.
 #
 # Who chose these pieces? Nobody. They come from counting, and this lesson shows how.
@@ -58,7 +59,7 @@ text = "\n".join(document.text for document in train)
 new_text = "\n".join(document.text for document in held_out)
 
 
-def words(text):  # each a run of letters, of digits or of signs
+def words(text):  # a run of letters, of digits or of signs
     return re.findall(r"[A-Za-z]+|\d+|[^A-Za-z\d\s]+", text)
 
 
@@ -82,7 +83,8 @@ assert len(new) / len(words(new_text)) > 0.05
 # More than 1 in 20, although both texts are parts of one manual. There is always another name,
 # another number, another typing error. A model of words can neither read nor write them.
 #
-# Tokens lie in between: a text is nearly as short as in words, and nothing is ever unknown.
+# Tokens lie in between: a text has about a quarter as many tokens as letters, and no token is ever
+# unknown.
 
 import matplotlib.pyplot as plt
 
@@ -155,7 +157,7 @@ assert (pairs["w", "e"], pairs["l", "o"]) == (2 + 6, 5 + 2)
 # %%
 # e and s: the pair occurs 9 times, 6 times in *newest* and 3 times in *widest*. So ``es`` becomes a
 # piece. (The pair *st* is as frequent. A tie goes to the pair that comes first in the alphabet; in
-# real tokenizers, and in this week's exercise, to the smaller ids.)
+# real tokenizers, and in the exercise below, to the smaller ids.)
 #
 # Learning is a loop
 # ------------------
@@ -169,7 +171,7 @@ language = {tuple(word): count for word, count in counts.items()}
 merges = []
 for _ in range(10):
     pairs = count_pairs(language)  # as above
-    best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+    best = min(pairs, key=lambda pair: (-pairs[pair], pair))  # ties: a to z
     language = {merge_pair(w, best): n for w, n in language.items()}
     merges.append(best)
 
@@ -216,10 +218,11 @@ drawings.merges(rows, names)
 # Bytes make sure that nothing is unknown
 # ---------------------------------------
 #
-# What if a text has a letter that the tokenizer has never met? A text file, in the
-# usual form called UTF-8, stores each character as one to four *bytes*, numbers from 0 to 255. So
-# BPE starts from the 256 bytes and not from letters.
-# An English letter is one byte; 这, Chinese for "this", is three.
+# What if a text has a letter that the tokenizer has never met? A text file, in the usual form
+# called UTF-8, stores each character as one to four *bytes*, numbers from 0 to 255. So BPE starts
+# from the 256 bytes and not from letters. (256 bytes, 3,839 merges and one token that marks the
+# start of a text: our model knows 4,096 tokens.) An English letter is one byte; 这, Chinese for
+# "this", is three.
 
 print("这".encode().hex(" "))
 print([tokenizer.backend.id_to_token(i) for i in tokenizer.encode("这")])
@@ -296,7 +299,7 @@ assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 import torch
 
 for prompt in ("The value of the", "The value of the "):
-    ids = tokenizer.start(prompt)  # a token that marks the start, then these
+    ids = tokenizer.start(prompt)  # with the start token
     scores = model(torch.tensor([ids]))[0, -1]  # V scores
     best = scores.topk(3).indices.tolist()
     print(tokenizer.pieces(ids)[1:], "->", tokenizer.pieces(best))
@@ -314,9 +317,9 @@ assert "value" not in tokenizer.pieces(best)
 #
 # 1. Put your own name, your address and a line of your favourite language into the first picture.
 #    Which parts are single tokens? A good answer says what the documents had to contain for that.
-# 2. Find the longest token of the shipped tokenizer that is made of letters only, and the longest
-#    of all. Hint: ``tokenizer.pieces([i])[0]`` for every id. A good answer explains from the
-#    longest one what a page of Python's documentation looks like.
+# 2. Find the longest token of our tokenizer that is made of letters only, and the longest of all.
+#    Hint: ``tokenizer.pieces([i])[0]`` for every id. A good answer explains from the longest one
+#    what a page of Python's documentation looks like.
 # 3. Add the word "slow", 4 times, to the tiny language. Work out on paper which pair is merged
 #    first now, then run the loop. A good answer says how many tokens "slowest" becomes after ten
 #    merges.
