@@ -46,9 +46,9 @@ drawings.tokens(tokenizer.pieces(ids), ids)
 # With letters, a model needs only about a hundred different tokens. But every text gets long, and a
 # model spends time on each token.
 #
-# With words, texts are short. But what about a word that the model has never seen? Let us find out
-# how often that happens. Our text is the language reference that comes with Python. We keep a few of
-# its documents aside and collect all words of the others.
+# With words, texts are short. But what about a word that the model has never seen? How often does
+# that happen? Our text is the language reference that comes with Python. We keep a few of its
+# documents aside and collect all words of the others.
 
 import re
 
@@ -188,7 +188,7 @@ assert {"".join(pair) for pair in merges} >= {"est", "low", "newest"}
 # ------------------
 #
 # To cut a word, start from its letters and apply the merges in the order in which they were
-# learned. It need not be one of the four words.
+# learned.
 #
 # **Predict first.** With the ten merges above, how many tokens does "lowest" become?
 #
@@ -218,11 +218,10 @@ drawings.merges(rows, names)
 # Bytes make sure that nothing is unknown
 # ---------------------------------------
 #
-# What if a text has a letter that the tokenizer has never met? A text file, in the usual form
-# called UTF-8, stores each character as one to four *bytes*, numbers from 0 to 255. So BPE starts
-# from the 256 bytes and not from letters. (256 bytes, 3,839 merges and one token that marks the
-# start of a text: our model knows 4,096 tokens.) An English letter is one byte; 这, Chinese for
-# "this", is three.
+# What if a text has a letter that the tokenizer has never met? A text file (UTF-8) stores each
+# character as one to four *bytes*, numbers from 0 to 255. So BPE starts from the 256 bytes and not
+# from letters. (Add 3,839 merges and a start token: our model has 4,096 tokens.) An English letter
+# is one byte; 这, Chinese for "this", is three.
 
 print("这".encode().hex(" "))
 print([tokenizer.backend.id_to_token(i) for i in tokenizer.encode("这")])
@@ -236,8 +235,8 @@ assert tokenizer.vocab_size == 3839 + 256 + 1
 # %%
 # The first line shows the three bytes of 这, written with the digits 0 to f. The next two show how a
 # tokenizer's file, ``vocab.json``, lists such tokens: ``è¿Ļ`` for 这 and ``Ġis`` for ``␣is``. A text
-# file cannot hold raw bytes, so each is written as some printable character. Nothing is broken:
-# ``tokenizer.decode`` gives the real text.
+# file cannot hold raw bytes, so each is written as some printable character. ``tokenizer.decode``
+# gives the real text.
 #
 # When to stop merging
 # --------------------
@@ -283,8 +282,8 @@ assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 # little.
 #
 # Chinese gains nothing at all, because there was none in the text that the tokenizer learned from.
-# A tokenizer is good at what it has seen. If you pay for a service by the token, you pay more in a
-# language that its tokenizer has rarely met.
+# If you pay for a service by the token, you pay more in a language that its tokenizer has rarely
+# met.
 #
 # The space at the end of a prompt
 # --------------------------------
@@ -308,9 +307,9 @@ assert " value" not in tokenizer.pieces(best)
 assert "value" not in tokenizer.pieces(best)
 
 # %%
-# A space belongs to the word *after* it. The model wants to write ``␣value``, but the space is there
-# already, as a token of its own. In the texts that the model learned from, a word `hardly ever follows
-# <1a_tokens_in_depth.ipynb>`_ such a token. So end a prompt with a word, and leave the space to the model.
+# The model wants to write ``␣value``, but the space is there already, as a token of its own. In the
+# texts that the model learned from, a word `hardly ever follows <1a_tokens_in_depth.ipynb>`_ such a
+# token. So end a prompt with a word, and leave the space to the model.
 #
 # Exercises
 # ---------

@@ -64,8 +64,8 @@ V, C = w["wte.weight"].shape
 print(f"{len(w)} tensors, V = {V}, C = {C}")
 
 # %%
-# The table ``wte`` has one row of C = 128 numbers for each of the V = 4096 tokens in the vocabulary. An id chooses a
-# row, and from now on this row, a *vector*, represents the token.
+# The table ``wte`` (*word token embedding*) has one row of C = 128 numbers for each of the V = 4096 tokens in the
+# vocabulary. An id chooses a row, and from now on this row, a *vector*, represents the token.
 #
 # Think of a vector as an arrow. Tokens that are used alike have rows that point in similar directions, and
 # ``cosine_similarity`` compares directions: 1 is the same, 0 a right angle. These tokens are nearest to ``␣file`` (``␣`` is
@@ -76,8 +76,8 @@ similar = F.cosine_similarity(w["wte.weight"], file)  # (V,)
 tokenizer.pieces(similar.topk(6).indices.tolist())
 
 # %%
-# A second table, ``wpe``, has a row for each place in the text. The sum of both rows says which token it is and where.
-# Indexing with ``ids`` picks T rows at once.
+# A second table, ``wpe`` (*word position embedding*), has a row for each place in the text. The sum of both rows
+# carries both: which token it is, and where. Indexing with ``ids`` picks T rows at once.
 
 T = len(ids)
 x = w["wte.weight"][ids] + w["wpe.weight"][:T]  # (T, C)
@@ -110,15 +110,15 @@ assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 
 def norm(x, name):
     x = x - x.mean(-1, keepdim=True)  # -1: one mean for each row, (T, 1)
-    x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()  # never 0
     return x * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 h = norm(x, "h.0.ln_1")  # (T, C)
 
 # %%
-# Why? Vectors grow on their way through the model, that of our last token more than 50 times. Thanks to the norm, every
-# part meets vectors of the same size.
+# Why? Vectors grow on their way through the model: that of our last token becomes more than 50 times as large. Thanks
+# to the norm, every part meets vectors of the same size.
 #
 # Attention
 # ---------
@@ -147,8 +147,8 @@ def attention(h, i):  # of block i
 
 
 # %%
-# Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 5. Among the words, the
-# strongest line says: ``␣not`` takes 97 % of its mean from ``␣does``.
+# Attention happens in H = 4 *heads* side by side. Here are the weights of one head of block 5. The first token can
+# look only at itself. The strongest of the other lines says: ``␣not`` takes 97 % of its mean from ``␣does``.
 
 from lm_from_scratch.instruments.plot import attention_maps
 
@@ -163,9 +163,9 @@ drawings.lines(pieces, pieces, weights.tolist())
 # The MLP
 # -------
 #
-# The MLP (multilayer perceptron) works on what has arrived. It makes each vector four times as wide, applies GELU to
-# each number, and returns to C. GELU keeps large numbers and turns negative ones into almost 0, so each of the 4C
-# numbers acts as a switch.
+# The MLP (multilayer perceptron) works on what attention has brought. It makes each vector four times as wide,
+# applies GELU to each number, and goes back to C numbers. GELU keeps large numbers and turns negative ones into
+# almost 0, so each of the 4C numbers acts as a switch.
 
 
 def mlp(h, i):
@@ -251,11 +251,10 @@ def show_top(logits, n=5):
 show_top(logits)
 
 # %%
-# *If the file does not exist, an exception …* The model has learned how documentation goes on. ``␣error`` is almost as
-# likely. (The tour gives ``␣exception`` more than twice as much for the same text. It shows another model, a Qwen2.)
+# *If the file does not exist, an exception …* The model has learned how documentation goes on. ``␣error`` is almost
+# as likely. (The tour shows another model, a Qwen2, which gives ``␣exception`` more than twice as much.)
 #
-# Here is the best guess before the first block (0) and after each block. ``↵`` is
-# the end of a line.
+# Here is the best guess before the first block (0) and after each block.
 
 guesses = [score(x)[-1].softmax(-1).max(-1) for x in stream]
 words = tokenizer.pieces([guess.indices.item() for guess in guesses])
@@ -271,7 +270,8 @@ ax.set_yticks(
     range(9), [f"{i}  {printable(word)}" for i, word in enumerate(words)]
 )
 ax.invert_yaxis()
-ax.set(title="Best guess after each block", xlabel="probability in %")
+ax.set(xlabel="probability in %", ylabel="blocks so far")
+ax.set_title("Best guess after each block")
 plt.show()
 
 assert words[0] == " an" and shares[0] > 95
@@ -344,9 +344,9 @@ assert tokenizer.pieces(
 ]
 
 # %%
-# The GPT-2 models that OpenAI published have other sizes, and their files store the matrices of ``linear`` as (inputs,
-# outputs): drop the ``.T``. A square matrix, ``c_proj`` of attention, gives wrong numbers and no error. See
-# `where libraries disagree <../2_qwen2/4b_conventions.ipynb>`_.
+# The GPT-2 models that OpenAI published have other sizes, and their files store the matrices of ``linear`` as
+# (inputs, outputs): drop the ``.T``. If you forget it, ``c_proj`` of attention, a square matrix, gives wrong numbers
+# without an error. See `where libraries disagree <../2_qwen2/4b_conventions.ipynb>`_.
 #
 # Exercises
 # ---------
