@@ -20,19 +20,19 @@ torch.set_grad_enabled(False)
 model, tokenizer = load_shipped("gpt2-docs")
 ids = torch.tensor(tokenizer.start("If the file does not exist, an"))
 pieces = tokenizer.pieces(ids.tolist())
-T, H, D = len(ids), 4, 32
+T, H, D = len(ids), 4, 32  # tokens, heads, numbers in a query
 
 from lm_from_scratch.drawings import gpt2 as drawings
 from lm_from_scratch.instruments.plot import attention_maps
 
-maps = attention_maps(model, ids[None])  # of each block: (B, H, T, T)
+maps = attention_maps(model, ids[None])  # of each block: (1, H, T, T)
 assert maps[5][0, 0, 4:].argmax(-1).tolist() == [3, 3, 1, 3, 3]
 drawings.lines(pieces, pieces, maps[5][0, 0].tolist())
 
 # %%
-# This is head 0 of block 5 (both are counted from 0), and it likes ``␣file``: of the five tokens after this word, four
-# look at it most. (``␣`` is a space, ``<|endoftext|>`` the token that starts a text.) No line goes to a later token. On this
-# page you compute these lines.
+# This is head 0 of block 5 (both are counted from 0), and it likes ``␣file``: of the five tokens after this word,
+# four look at it most. The first tokens have little to choose from, and no line goes to a later token. On this page
+# you compute these lines.
 #
 # Query, key, value
 # -----------------
@@ -71,7 +71,7 @@ q, k, v = Q[:, :32], K[:, :32], V[:, :32]  # each (T, D)
 #
 # Take the last token, ``␣an``. It looks back in three steps:
 #
-# 1. The dot product of its query with each key is a *score*. It is large if the two fit.
+# 1. The dot product of its query with each key, divided by √D, is a *score*. It is large if the two fit.
 # 2. Softmax takes e to the power of each score and divides by the sum. This makes *weights*: none is negative, and their
 #    sum is 1.
 # 3. The token receives the mean of all values, weighted in this way.
@@ -80,12 +80,11 @@ scores = k @ q[-1] / D**0.5  # (T,): q[-1] with each row of k
 weights = scores.softmax(-1)  # (T,)
 y = weights @ v  # (D,)
 
-torch.testing.assert_close(weights, maps[5][0, 0, -1])
-assert 0.6 < weights[pieces.index(" file")] < 0.66
-
 from lm_from_scratch.drawings.attention import query_steps
 
 vectors = q[-1].tolist(), k.tolist(), v.tolist()
+torch.testing.assert_close(weights, maps[5][0, 0, -1])
+assert 0.6 < weights[pieces.index(" file")] < 0.66
 query_steps(pieces, *vectors, compared=3)
 
 # %%
@@ -112,12 +111,13 @@ assert undivided.argmax() == pieces.index(" file") and undivided.max() > 0.999
 # No looking ahead
 # ----------------
 #
-# The last token may look at everything. Earlier tokens may not: ``␣does`` has to guess ``␣not``, and the answer is the
-# next token in the text.
+# The last token may look at everything. Earlier tokens may not: ``␣does`` has to guess ``␣not``, and could simply
+# read it.
 #
 # Would a model cheat? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
-# Training makes a number, the *loss*, as small as it can: 0 means that every next token was predicted with certainty.
-# Here the past says nothing about the next id, so an honest model can only guess among 16. Its loss is ln 16 = 2.77.
+# Training makes a number, the *loss*, as small as it can. It is -ln p, where p is the probability that the model gave
+# to the right next id: 0 if the model was certain. Here the past says nothing about the next id, so an honest model
+# can only guess among 16: p is 1/16, and the loss is ln 16 = 2.77.
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -159,19 +159,19 @@ def train(sees_future):
 # * It falls almost to 0.
 # * It grows, because later tokens confuse the model.
 
-blind, peeking = train(False), train(True)
+honest, peeking = train(False), train(True)
 
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.instruments.plot import figure
 
 _, (ax,) = figure(4.4, 3.0)
-ax.plot(blind, label="sees the past")
+ax.plot(honest, label="sees the past")
 ax.plot(peeking, "--", label="sees the future too")
 ax.set(title="Loss on random ids", xlabel="step", ylim=(0, 3))
 ax.legend(frameon=False)
 plt.show()
-assert min(blind) > 2.7
+assert min(honest) > 2.7
 assert max(peeking[-10:]) < 0.3
 
 # %%
@@ -201,8 +201,8 @@ assert round(scores.softmax(-1)[1, 2].item(), 2) == 0.09
 # %%
 # 0.09: the hidden key still counts, because :math:`e^0 = 1`. Only :math:`e^{-\infty}` is 0.
 #
-# So we compute the scores of all queries at once, and add a triangle (``triu``: the upper right): minus infinity for
-# the future, 0 for the rest.
+# So we compute the scores of all queries at once, and add a triangle (``triu(1)``: what lies above the diagonal):
+# minus infinity for the future, 0 for the rest.
 
 future = torch.full((T, T), -torch.inf).triu(1)  # row t: the query of token t
 scores = q @ k.T / D**0.5 + future  # (T, T)
@@ -230,20 +230,19 @@ q, k, v = (part.view(T, H, D).transpose(0, 1) for part in (Q, K, V))
 weights = (q @ k.mT / D**0.5 + future).softmax(-1)  # (H, T, T)
 y = (weights @ v).transpose(0, 1).reshape(T, H * D)  # (T, C)
 x = x + block.attn.c_proj(y)  # mix the heads, and add to the stream
-
-torch.testing.assert_close(weights, maps[5][0])
 after_block = x + block.mlp(block.ln_2(x))
+torch.testing.assert_close(weights, maps[5][0])
 torch.testing.assert_close(after_block, states[6][0][0], atol=1e-4, rtol=0.0)
 
 # %%
-# The results of the heads are laid side by side again, and ``c_proj`` mixes them. Each head has learned to look
-# elsewhere. Choose one:
+# The results of the heads are laid side by side again, and ``c_proj`` mixes them. Each head has learned to look for
+# something different. Choose one:
 #
 # .. live:: look
 #    :model: gpt2-docs
 #
-# **Predict first.** Why not ``view(H, T, D)`` at once, without ``transpose``? Take three tokens with four features,
-# numbered 0 to 11, and two heads. What does ``view(2, 3, 2)`` give to head 0?
+# **Predict first.** Why not ``view(H, T, D)`` at once, without ``transpose``? Take three tokens with four features
+# each, the numbers 0 to 11, and two heads. What does ``view(2, 3, 2)`` give to head 0?
 #
 # * the first half of each token: [0, 1], [4, 5], [8, 9]
 # * token 0, and half of token 1: [0, 1], [2, 3], [4, 5]
@@ -283,4 +282,4 @@ drawings.head_cells(
 # * A token compares its query with all keys up to its own. Softmax makes weights, and the token receives the weighted
 #   mean of the values.
 # * The mask adds minus infinity to the scores of later tokens *before* softmax. Without it a model learns to copy.
-# * Heads work side by side, each on its own columns. Each has learned to look elsewhere.
+# * Heads work side by side, each on its own columns. Each has learned to look for something different.

@@ -58,7 +58,8 @@ def look(name: str, prompt: str, layer: int = 2, head: int = 2) -> Picture:
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head, -1].tolist()
     labels = ["⊢", *map(printable, tokenizer.pieces(ids[1:]))]
     rows = [percent(*row) for row in zip(labels, weights, strict=True)]
-    return _("From the last token of “{prompt}”, one head looks at:").format(prompt=prompt), rows
+    caption = _("From the last token of “{prompt}”, head {head} of block {layer} looks at:")
+    return caption.format(prompt=prompt, head=head, layer=layer), rows
 
 
 def race(name: str, prompt: str, count: int = 40) -> Picture:
