@@ -83,8 +83,9 @@ documents, held_out_documents = split(load_corpus("reference"))
 stream = as_stream(documents, tokenizer)
 
 # %%
-# Shift by one *once*. Here ``batch`` does it; many programs do it in the loss instead, as in this week's bug hunt. Code that
-# does both teaches the model to predict the token *after* the next one. The loss still falls, so the mistake is hard to see.
+# Shift by one, and only *once*. Here ``batch`` does it; many programs do it in the loss instead, as in the bug hunt
+# below. Code that does both teaches the model to predict the token *after* the next one. The loss still falls, so the
+# mistake is hard to see.
 #
 # The loss is surprise
 # --------------------
@@ -117,7 +118,8 @@ for chances, value in ((1, 0.0), (2, 0.7), (1000, 6.9)):
     assert abs(math.log(chances) - value) < 0.05
 
 # %%
-# The *loss*, also called *cross-entropy*, is the mean surprise over all tokens of the batch.
+# *Return* lies beyond the dashed line: the model had expected another beginning. The *loss*, also called
+# *cross-entropy*, is the mean surprise over all tokens of the batch.
 
 
 def loss_of(model, idx, targets):
@@ -167,7 +169,7 @@ for _ in range(9):
     loss = height(place)
     path.append((place, loss.item()))
     (gradient,) = torch.autograd.grad(loss, bias)  # the slope for each weight
-    place -= 40 * gradient[46].item()  # downhill: against the slope
+    place -= 40 * gradient[46].item()  # 40: found by trying
 
 hill = {x / 2: height(x / 2).item() for x in range(-6, 15)}
 _, (ax,) = figure(4.8, 3.0)
@@ -183,8 +185,9 @@ assert heights[0] - heights[-1] > 0.95 * (heights[0] - min(hill.values()))
 # The grey line is the loss for each value of the weight. Where it is steep the steps are long, and near the bottom they get
 # short by themselves. This is *gradient descent*. Training takes such a step for all weights at once.
 #
-# ``backward`` computes all slopes in one go. *AdamW* turns them into steps: whatever its slope, each weight moves by about
-# ``lr``, the *learning rate*. `Chapter 7 <../7_optimizers/1_adamw.ipynb>`_ takes AdamW apart.
+# ``backward`` computes all slopes in one go. *AdamW* turns them into steps. Unlike the hiker's, these do not shrink
+# near the bottom: each weight moves by about ``lr``, the *learning rate*, whatever its slope. `Chapter 7
+# <../7_optimizers/1_adamw.ipynb>`_ takes AdamW apart.
 
 
 def train(model, stream, steps, lr=0.004):
@@ -201,8 +204,8 @@ def train(model, stream, steps, lr=0.004):
 
 # %%
 # * *Warm-up* raises the learning rate over the first 20 steps, because AdamW trusts its first few gradients too much.
-# * *Clipping* takes all gradients together as one long vector, and shortens it to length 1 if it is longer. So one
-#   strange batch cannot undo the work of a hundred others.
+# * *Clipping* shortens the vector of all gradients to length 1 if it is longer. So one strange batch cannot undo the
+#   work of a hundred others.
 #
 # Now a model of your own. To train in seconds, it has two blocks, vectors of 64 numbers, and 1,024 tokens.
 
@@ -236,7 +239,8 @@ def new_run(stream, steps, **options):
 
 ours, losses, tests = new_run(stream, 200)
 said = generate_text(ours, small, start, 30, Sampler(temperature=0.8))
-print(start + "".join(said).encode("ascii", "replace").decode())
+text = start + "".join(said).encode("ascii", "replace").decode()
+print(textwrap.fill(text))
 
 
 def draw(losses, tests, title):
@@ -258,12 +262,12 @@ assert abs(losses[1] - math.log(1024)) < 0.2
 assert small.eos_token_id == 0 and small.vocab_size == 1024
 
 # %%
-# These are words, in places even phrases. The curve begins near log 1,024 = 6.9, as it should.
+# Not all of these are words, but some are phrases already. The curve begins near log 1,024 = 6.9, as it should.
 #
 # Learned, or learned by heart?
 # -----------------------------
 #
-# A pupil who has seen the answers gets full marks. So we test on text that the model has not seen.
+# A pupil who has seen the answers gets full marks. So we test on new text.
 #
 # **Predict first.** A new model gets only the first 3,000 tokens, a small part of the text, again and again. What
 # does its *held-out* loss do?
@@ -282,9 +286,9 @@ assert min(parrot_tests.values()) + 0.3 < parrot_tests[110]
 # It falls, then rises. The training loss keeps falling, because the model learns the 3,000 tokens by heart and becomes sure
 # of itself. On new text it is wrong. This is *overfitting*.
 #
-# Keep the weights from the lowest point of the held-out curve. More text helps most. After that: a smaller model,
-# fewer steps, *dropout* (in training, a tenth or a fifth of the numbers inside the model are set to 0 at random), or a
-# trained model to begin with. The lesson on `your own text <7_own_text.ipynb>`_ does this.
+# Keep the weights from the lowest point of the held-out curve. More text helps most. After that: a smaller model, fewer
+# steps, *dropout* (in training, a random tenth of the numbers inside the model is set to 0), or a trained model to
+# begin with. The lesson on `your own text <7_own_text.ipynb>`_ comes back to them.
 #
 # Choose the learning rate, then the batch size
 # ---------------------------------------------
@@ -340,12 +344,11 @@ assert (
 # 0.004. The rate 0.1 is stuck: a step of AdamW is about as large as the learning rate, clipped or not. Most weights are
 # below 0.1, so such steps overwrite them. The rate 0.0001 is safe and slow.
 #
-# Begin with a rate that worked for a model of your size. Try three times more and three times less for a few hundred
-# steps, and keep the one with the lowest loss.
+# Begin with a rate that worked for a model of your size, try three times more and three times less, and keep the best.
 #
-# The batch is a smaller decision: a larger one gives a less noisy gradient and slower steps. If it does not fit into memory,
-# add up the gradients of several small ones, weighted by token count. Until 2024 the trainer
-# of ``transformers`` `did not <https://huggingface.co/blog/gradient_accumulation>`_, and got `another gradient
+# The batch is a smaller decision: a larger one gives a less noisy gradient and slower steps. If it does not fit into
+# memory, add up the gradients of several small ones, weighted by token count. Until 2024 the trainer of
+# ``transformers`` `did not weight them <https://huggingface.co/blog/gradient_accumulation>`_, and got `another gradient
 # <4a_training_in_depth.ipynb>`_ than the large batch gives.
 #
 # Exercises
