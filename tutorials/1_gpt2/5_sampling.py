@@ -5,7 +5,7 @@ Sampling: from scores to words
 A language model does not write. It gives every token a score, and a program of ten lines picks one.
 That program decides whether the same model makes sense or noise.
 
-Press *Write 60 tokens* and see. Then pull the temperature up to 2 and do it again.
+Run the model and press *Write 60 tokens*. Then pull the temperature up to 2 and do it again.
 
 .. live:: next
    :model: gpt2-docs
@@ -28,6 +28,8 @@ never takes a bad token, so its text should be the best that this model can writ
 # sphinx_gallery_needs = ["1_tokens", "2_gpt2"]
 # sphinx_gallery_museum = ["G9"]
 # sphinx_gallery_words = ["top_k", "top_p", "nucleus sampling", "greedy decoding", "do_sample", "repetition_penalty", "torch.multinomial", "argmax", "temperature", "softmax", "repeats itself"]
+
+import textwrap
 
 import torch
 
@@ -85,7 +87,7 @@ def bars(rows):
     for ax, (title, q), colour in zip(axes, rows.items(), COLOURS):
         ax.bar(range(10), q[best].tolist(), color=colour)
         ax.set_xticks(range(10), [""] * 10)
-        ax.set_ylim(0, 0.62)
+        ax.set_ylim(0, 0.42)
         for i, share in enumerate(q[best]):
             ax.text(i, 0.03, "" if share else "×", ha="center", color=GREY)
         ax.set_title(f"{title}: these ten have {q[best].sum():.0%}")
@@ -115,7 +117,7 @@ bars({"the model": p})
 # * Four times
 # * Both are equally likely.
 
-z = torch.tensor([0.2, 0.1]).log()  # logits whose e to the power is this
+z = torch.tensor([0.2, 0.1]).log()  # their logits
 for temperature in (2, 1, 0.5):
     q = (z / temperature).softmax(-1)
     print(f"τ = {temperature:<3}  {q[0] / q[1]:.2f} times as likely")
@@ -169,7 +171,7 @@ bars(
 
 for text in ("def __init__(self", "Return the"):
     z = scores_after(tokenizer.start(text))
-    kept = keep_top_p(z[None], 0.9).isfinite().sum()  # cut: -inf
+    kept = keep_top_p(z[None], 0.9).isfinite().sum()  # a cut one has -inf
     print(f"{text!r}: {kept} tokens kept")
 
 assert kept > 200
@@ -228,7 +230,7 @@ for temperature in (0, 0.7, 1, 1.5):
         if ids[-1] == tokenizer.eos_token_id:
             break
     text = " ".join(tokenizer.decode(ids[1:]).split())
-    print(f"τ = {temperature}: {text}\n")
+    print(textwrap.fill(f"τ = {temperature}: {text}"), "\n")
 
 assert sum(w.numel() for w in model.parameters()) < 2.5e6
 
@@ -246,9 +248,9 @@ assert sum(w.numel() for w in model.parameters()) < 2.5e6
 # <https://github.com/huggingface/transformers/issues/2302>`_). The higher the penalty, the more it
 # repeated.
 #
-# We can do the same. In the model of that user all logits were negative, even those of the likely tokens. In ours the
-# likely tokens have positive logits, and dividing makes these smaller. So we subtract 30 from all logits. No difference
-# changes, so no probability changes.
+# We can repeat that. In the model of that user all logits were negative, even those of the likely
+# tokens. In ours the likely tokens have positive logits, and dividing makes these smaller. So we
+# subtract 30 from all logits. No difference changes, so no probability changes.
 
 
 def old_penalty(z):
@@ -265,7 +267,8 @@ for penalty in (old_penalty, new_penalty):
         z = scores_after(ids) - 30
         z[ids] = penalty(z[ids])  # of the tokens in the text
         ids.append(int(z.argmax()))
-    print(f"{penalty.__name__}: {tokenizer.decode(ids[1:])!r}")
+    text = tokenizer.decode(ids[1:])
+    print(textwrap.fill(f"{penalty.__name__}: {text!r}"))
 
 assert torch.allclose((logits - 30).softmax(-1), p, atol=1e-6)
 assert (logits < 0).float().mean() > 0.7 and logits[best].min() > 0
@@ -293,3 +296,5 @@ assert tokenizer.decode(ids).count("list") == 1
 # * Temperature divides the logits: below 1 the choice is safer, above 1 bolder.
 # * Top-k keeps a fixed number of tokens. Top-p keeps as many as it takes to reach the probability p:
 #   few where the model is sure, many where it is not.
+#
+# On a first evening, go on with `your own text <7_own_text.ipynb>`_: what attention looks at can wait.

@@ -2,16 +2,16 @@ r"""
 Train it on your own text
 =========================
 
-You have a folder of notes, emails or stories. Can a model continue them in your style? Five minutes and
-two commands will tell: one trains a model, the other lets it write.
+You have a folder of notes, emails or stories. Can a model continue them in your style? Five minutes and two commands,
+typed into a terminal in the folder of this course, will tell: one trains a model, the other lets it write.
 
 .. code-block:: console
 
    python -m lm_from_scratch train --corpus my-notes/ --out build/mine
    python -m lm_from_scratch generate --model build/mine/model --prompt "Dear"
 
-This page does the same in Python, with the manual of Python's turtle graphics as notes. The first block only writes a file
-for each command, and prints the beginning of one.
+This page does the same in Python, with the manual of Python's turtle graphics as notes. The first block only writes a
+file for each turtle command, and prints the beginning of one.
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -58,6 +58,9 @@ test = list(sequential_batches(new_file, batch_size=8, block_size=64))
 
 import copy
 
+import matplotlib.pyplot as plt
+
+from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.runs.config import TrainConfig, train
 
@@ -78,21 +81,6 @@ for step in train(model, batches, plan, test):
         if step.held_out_loss == min(tests.values()):
             best = copy.deepcopy(model)
 
-# %%
-# There is no turtle command called "jump". The model describes it anyway, three times.
-
-from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.generation.text import generate_text
-
-for seed in range(3):
-    calm = Sampler(temperature=0.6)
-    pieces = generate_text(best, tokenizer, "jump\n\n", 55, calm, seed)
-    print("jump\n\n", *pieces, "\n-----", sep="")
-
-import matplotlib.pyplot as plt
-
-from lm_from_scratch.instruments.plot import COLOURS, GREY, figure
-
 fig, (ax,) = figure(4.8, 3.2)
 ax.plot(range(1, 601), history, color=GREY, linewidth=0.8)
 ax.plot(list(tests), list(tests.values()), "o-", markersize=3)
@@ -103,12 +91,26 @@ ax.set_title("A hundred files are few: the held-out loss turns up")
 plt.show()
 assert tokenizer.eos_token_id == 0 and 80 < len(documents) < 130
 assert min(tests.values()) + 0.3 < tests[600] and history[-1] < 1.2
-assert not (notes / "jump.txt").exists()
 assert 75 <= min(tests, key=tests.get) <= 250
 
 # %%
-# The form is right: a summary, then an example with ``>>>``. The sense is not. After 100 to 200 steps the held-out
-# loss turns up: the model begins to learn the files by heart. The texts above are from the lowest point.
+# After 100 to 200 steps the held-out loss turns up: the model begins to learn the files by heart. So from here on we
+# use the copy from the lowest point, ``best``.
+#
+# There is no turtle command called "jump". Our ``best`` describes it anyway, three times.
+
+from lm_from_scratch.generation.sampling import Sampler
+from lm_from_scratch.generation.text import generate_text
+
+for seed in range(3):
+    calm = Sampler(temperature=0.6)
+    pieces = generate_text(best, tokenizer, "jump\n\n", 55, calm, seed)
+    print("jump\n\n", *pieces, "\n-----", sep="")
+
+assert not (notes / "jump.txt").exists()
+
+# %%
+# The form is right: a summary, then an example with ``>>>``. The sense is not.
 #
 # Does it write or copy?
 # ----------------------
@@ -135,7 +137,7 @@ def copied(rows):
     return sum(run in known for run in runs) / len(runs)
 
 
-def texts_of(model):
+def texts_of(model):  # token 0 starts a text, and ends it
     sampler = Sampler(temperature=0.8)
     steps = generate(model, [[0]], 60, sampler, [0], num_return_sequences=24)
     return complete(steps)
@@ -158,10 +160,11 @@ assert 0.08 < real < 0.2
 # Is it any good? Ask a compressor
 # --------------------------------
 #
-# A loss per token means little by itself: longer tokens are fewer, and each is harder to guess. So add up the loss of all
-# tokens, divide by log 2 to count in bits, and divide by the number of bytes. In *bits per byte* any two models can be
-# compared, and even programs that compress: a text that is easy to predict is easy to compress. ``zlib`` and ``xz`` come with
-# Python, and point back to phrases that they have seen before.
+# A loss per token means little by itself: longer tokens are fewer, and each is harder to guess. So add up the loss of
+# all tokens, divide by log 2 to count in bits (one bit is the surprise of a coin toss), and divide by the number of
+# bytes. In *bits per byte* any two models can be compared, and even programs that compress: a text that is easy to
+# predict is easy to compress. ``zlib`` and ``xz`` come with Python. They replace a phrase that they have seen before
+# by a short pointer to it.
 #
 # **Predict first.** Which of these needs the fewest bits for the held-out files?
 #
@@ -175,8 +178,7 @@ import zlib
 
 before = "".join(d.text for d in documents).encode()
 new = "".join(d.text for d in held_out).encode()
-bits_per_nat = 1 / math.log(2)
-bits = min(tests.values()) * (new_file.n_tokens - 1) * bits_per_nat
+bits = min(tests.values()) * (new_file.n_tokens - 1) / math.log(2)
 xz = len(lzma.compress(before + new)) - len(lzma.compress(before))
 values = {
     "zlib": 8 * len(zlib.compress(new, 9)) / len(new),
@@ -224,9 +226,9 @@ save_pretrained(best, place, tokenizer)
 again, its_tokenizer = from_pretrained(place), Tokenizer.load(place)
 
 ids = torch.tensor([its_tokenizer.start("jump")])
-print(sorted(file.name for file in place.iterdir()))
-assert torch.equal(again(ids), best.eval()(ids))
+print(*sorted(file.name for file in place.iterdir()), sep="\n")
 folder.cleanup()
+assert torch.equal(again(ids), best.eval()(ids))
 
 # %%
 # The folder has the format of the library ``transformers``, so other programs can open it, too. The command
@@ -241,7 +243,7 @@ folder.cleanup()
 #   smaller ``--n-embd``, the length of the vectors.
 # * *It babbles, and both losses still fall.* Train longer: ``--steps 2000``. Then try a larger model: ``--n-embd 128
 #   --n-layer 4``.
-# * *It babbles, and the held-out loss turns up.* You have too little text to begin from noise. Begin with a
+# * *It babbles, and the held-out loss turns up.* You have too little text to begin with random numbers. Begin with a
 #   model that can already write: ``--from gpt2-docs``, or ``--from gpt2``, which downloads OpenAI's (0.5 GB).
 #
 # How much text is enough? From 30 kB, a long chapter, a model learns layout and typical words. From a megabyte, a
