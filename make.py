@@ -29,6 +29,11 @@ VENV = ROOT / ".venv"
 PYTHONS = ["python3.11", "python3.12", "python3.13", "python3.14", "python3", "python"]
 OLDEST = (3, 11)
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
+#: What a teacher carries to a room without a network; if it is there, nothing else is asked.
+WHEELS = ROOT / "build" / "wheels"
+PIP = ["-m", "pip", "--disable-pip-version-check"]
+PINNED = ["--constraint", "constraints.txt"]
+EXTRAS = ".[test,docs,lab]"
 
 SITE = "docs/_build/html"
 DOCTREES = "docs/_build/doctrees"
@@ -80,14 +85,23 @@ def install() -> None:
     if not answers(python, "import pip"):
         run(python, "-m", "ensurepip", "--default-pip")
     say("Installing the requirements: minutes on the first call, then seconds")
-    quiet = ["install", "--quiet", "--disable-pip-version-check"]
-    wanted = ["--constraint", "constraints.txt", "--editable", ".[test,docs,lab]"]
-    if not succeeds(python, "-m", "pip", *quiet, *torch_builds(python), *wanted):
+    carried = ["--no-index", "--find-links", str(WHEELS)] if WHEELS.is_dir() else []
+    wanted = [*(carried or torch_builds(python)), *PINNED, "--editable", EXTRAS]
+    if not succeeds(python, *PIP, "install", "--quiet", *wanted):
+        needs = "the network. Run the command again: it goes on."
+        if carried:
+            needs = f"wheels for this system in {WHEELS}, or that folder gone."
         sys.exit(
-            "The installation is not complete; the first lines above say why. It needs the "
-            "network. Run the command again: it goes on."
+            f"The installation is not complete; the first lines above say why. It needs {needs}"
         )
     stamp.touch()
+
+
+def wheels() -> None:
+    """for a class without a network: all packages in build/wheels"""
+    where = ["--dest", str(WHEELS), *torch_builds(python())]
+    run(python(), *PIP, "download", *where, *PINNED, "setuptools", EXTRAS)
+    say("Hand out the folder with build/wheels in it: `install` then needs no network")
 
 
 def torch_builds(python: str) -> list[str]:
@@ -430,7 +444,7 @@ def clean() -> None:
 TASKS = {
     task.__name__.replace("_", "-"): task
     for task in (
-        *(install, docs, preview, books, catalogues, serve, lint, check, test, test_all),
+        *(install, wheels, docs, preview, books, catalogues, serve, lint, check, test, test_all),
         *(check_site, lab, exercises, bench, gpu, clean),
     )
 }

@@ -41,7 +41,7 @@ def test_make_lists_and_passes_on(tmp_path: Path) -> None:
     assert "  check-site " in tasks
     done = subprocess.run(["make", "nonsuch"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "There is no task 'nonsuch'. The tasks: install, docs," in done.stderr
+    assert "There is no task 'nonsuch'. The tasks: install, wheels," in done.stderr
 
 
 def test_values_follow_the_task(make: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +156,24 @@ def test_a_linux_without_a_gpu_gets_the_cpu_build_of_torch(
     fake_python(tmp_path, "nvidia-smi", "")
     assert builds() == []
     assert len(asked) == 1
+
+
+def test_with_wheels_at_hand_no_network_is_asked(
+    make: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    here = make["main"].__globals__
+    fake_python(tmp_path, "python", "echo yes")
+    monkeypatch.setitem(here, "venv_python", lambda: str(tmp_path / "python"))
+    monkeypatch.setitem(here, "VENV", tmp_path / "venv")
+    monkeypatch.setitem(here, "WHEELS", tmp_path)
+    monkeypatch.setitem(here, "torch_builds", lambda python: pytest.fail("the network is asked"))
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setitem(here, "succeeds", lambda *words: bool(ran.append(words)))
+    with pytest.raises(
+        SystemExit, match=r"needs wheels for this system in .*, or that folder gone"
+    ):
+        make["install"]()
+    assert {"--no-index", "--find-links", str(tmp_path)} <= set(ran[0])
 
 
 @pytest.mark.parametrize("path", ["/", "/etc/nowhere", "", ".", "..", "../nowhere", "docs/../../x"])
