@@ -4,29 +4,35 @@
 
   // -- Ranking, instead of Sphinx's: that wants every word, and long pages have nearly every word -----
   // A word of the query counts the more the fewer places have it, and the more prominent it is there.
-  const NAME = 4, HEADING = 2.5, ENTRY = 2, TEXT = 1; // an entry's text is short, a page's is long
+  const NAME = 4, HEADING = 2.5, ENTRY = 2, TEXT = 0.7; // an entry's text is short, a page's is long
   const CALLED = 0.95; // what weighs a place beside a lesson if its title is the query; of code, less
-  const PARTS = 0.6, BEGINNING = 0.5; // of an identifier; of a word
+  const PARTS = 0.6, BEGINNING = 0.5, ALIKE = 0.8; // of an identifier; of a word; of what means the same
   const MANY = 40, ENOUGH = 0.2; // results, and the share of the best score that one needs
   const COMMON = 10; // a heading of so many pages says nothing about one: Exercises, Summary
-  const IGNORED = new Set("vs versus do does did instead use using get keep make explain explained explanation simple actually".split(" "));
+  const IGNORED = new Set("vs versus do does did instead use using get keep make makes making explain explained explanation simple simply actually chatgpt llm llms ai work works tutorial tutorials like im want need tell please much many lot really way less should stand stands".split(" "));
+  // Words that strangers use for each other.
+  const SAME = ["big bigger large larger", "math maths mathematics", "fast faster quick quicker speed speedup", "memory vram ram",
+    "parameter parameters param params", "gradient gradients grad", "attention attn", "perplexity ppl", "smaller small tiny"]
+    .map((group) => group.split(" "));
+  const LETTERS = [..."abcdefghijklmnopqrstuvwxyz"];
 
   let places = null; // what can be found: pages, each with its headings, and the entries of some pages
   let vocabulary = null; // the stems of all words
   let stemmer = null;
 
   // The words of a text that count; a single digit is on most pages.
+  const counts = (word) => !stopwords.has(word) && !IGNORED.has(word);
   function split(text) {
     const words = splitQuery(text.toLowerCase());
-    const counting = words.filter((word) => !stopwords.has(word) && !IGNORED.has(word) && !/^\d$/.test(word));
+    const counting = words.filter((word) => counts(word) && !/^\d$/.test(word));
     return counting.length ? counting : words;
   }
   const stem = (word) => stemmer.stemWord(word);
   const parts = (word) => (word.includes("_") ? word.split("_").filter((part) => part.length > 1) : []);
-  const pairs = (words) => words.slice(1).map((word, i) => words[i] + word); // LayerNorm is a layer norm
+  const pairs = (words) => words.slice(1).map((word, i) => words[i] + word); // LayerNorm is a layer norm, GPT-2 is gpt2
   function stems(text) {
     const words = split(text).flatMap((word) => [word, ...parts(word)]);
-    return { stems: words.map(stem), joined: pairs(words).map(stem) };
+    return { stems: words.map(stem), joined: pairs(splitQuery(text.toLowerCase()).filter(counts)).map(stem) };
   }
   const line = (title) => ({ title, ...stems(title) });
   const lines = (words) => words.split(", ").filter(Boolean).map(line);
@@ -72,14 +78,27 @@
     });
   }
 
+  // With one letter too many, too few, wrong or swapped, after the first.
+  function misspelt(word) {
+    const found = new Set();
+    for (let i = 1; i <= word.length; i++) {
+      const left = word.slice(0, i), [next = "", second = "", ...rest] = word.slice(i), after = second + rest.join("");
+      [left + after, left + second + next + rest.join("")].forEach((other) => found.add(stem(other)));
+      LETTERS.forEach((letter) => found.add(stem(left + letter + after)).add(stem(left + letter + next + after)));
+    }
+    return [...found];
+  }
   // A word of the query as the index may have it, with how well that fits: quantize is quantise too,
-  // and if no text has the word, words that begin with it do.
+  // and if no text has the word, words that begin with it do, or that are spelt almost like it.
   function forms(word, joined) {
     const own = stem(word);
     const same = [own, own.replace("iz", "is"), own.replace("is", "iz"), ...joined.map(stem)];
     const known = same.filter((form) => vocabulary.has(form)).map((form) => [form, 1]);
+    SAME.filter((group) => group.includes(word)).flat().map(stem).forEach((form) => known.push([form, ALIKE]));
     if (known.length || own.length < 4) return known;
-    return [...vocabulary].filter((form) => form.startsWith(own)).map((form) => [form, BEGINNING]);
+    const begun = [...vocabulary].filter((form) => form.startsWith(own));
+    const near = begun.length ? begun : misspelt(word).filter((form) => form.length > 3 && vocabulary.has(form));
+    return near.map((form) => [form, BEGINNING]);
   }
   // What the query asks for; a word that nobody wrote asks for nothing.
   function parse(query) {

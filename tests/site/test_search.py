@@ -113,13 +113,15 @@ def test_words_that_no_page_has_together_find_pages_with_some(visit: Visitor, se
     assert nothing == []
 
 
-def test_an_identifier_is_found_by_its_parts(visit: Visitor, server: str) -> None:
-    whole, parts, spelt = listed(visit, server, ["rotate_half", "rotate half", "quantization"])
+def test_a_word_is_found_by_its_parts_and_other_spellings(visit: Visitor, server: str) -> None:
+    queries = ["rotate_half", "rotate half", "quantization", "temprature", "temperature"]
+    whole, parts, spelt, *misspelt = listed(visit, server, queries)
     question = (
         "#rotate-half-splits-the-head-in-two-halves-but-the-rope-paper-pairs-neighbours-is-it-a-bug"
     )
     assert ["questions", question] in whole[:4] and ["questions", question] in parts[:4]
     assert any("quantized" in page for page, _ in spelt[:3])  # the pages say: quantised
+    assert misspelt[0][:3] == misspelt[1][:3]
 
 
 def test_the_page_of_a_name_comes_before_its_code(visit: Visitor, server: str) -> None:

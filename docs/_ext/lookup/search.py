@@ -40,6 +40,7 @@ WEIGHTS = {
     "museum": 0.5,
     "stories/": 0.7,
     "api/": 0.4,
+    "index": 1.0,
     "classroom/install": 1.0,
     "tour": 1.0,
     "teaching": 0.9,
