@@ -9,7 +9,7 @@ make 17 from 6, 3 and 8:
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/4_training"]
-# sphinx_gallery_words = ["DPO", "direct preference optimization", "RLHF", "reward model", "Bradley-Terry", "chosen and rejected", "reference model", "alignment", "preference pairs", "loss starts at 0.693", "likelihood displacement"]
+# sphinx_gallery_words = ["DPO", "direct preference optimization", "RLHF", "reward model", "Bradley-Terry", "chosen and rejected", "reference model", "alignment", "preference pairs", "loss starts at 0.693", "likelihood displacement", "DPO vs RLHF", "learn from human feedback", "DPO beta", "good and bad answers", "why a reference model", "RLHF explained", "alignment explained"]
 
 import random
 from itertools import islice

@@ -7,7 +7,7 @@ stories can say more: how probable *each* token was. Here is a place in a story 
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/4_training"]
-# sphinx_gallery_words = ["knowledge distillation", "teacher student", "soft targets", "soft labels", "dark knowledge", "KL divergence", "model compression", "logit distillation", "teach a small model from a big one"]
+# sphinx_gallery_words = ["knowledge distillation", "teacher student", "soft targets", "soft labels", "dark knowledge", "KL divergence", "model compression", "logit distillation", "teach a small model from a big one", "small model learns from a large one", "temperature in training", "compress a model into a smaller one"]
 
 from dataclasses import replace
 

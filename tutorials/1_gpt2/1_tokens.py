@@ -10,7 +10,7 @@ below it is its *id*, and the ids are all that the model gets.
 """
 
 # sphinx_gallery_thumbnail_number = 2
-# sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "tiktoken", "strawberry", "trailing space", "byte pair encoding", "BPE merges", "merges.txt", "Ġ", "encode", "decode", "input_ids", "how many tokens"]
+# sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "tiktoken", "strawberry", "trailing space", "byte pair encoding", "BPE merges", "merges.txt", "Ġ", "encode", "decode", "input_ids", "how many tokens", "how does a computer read text", "text into numbers", "count letters in a word", "what is a token", "tokens per word", "characters per token", "tokens and words", "split text into pieces", "train a tokenizer", "tokenize"]
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import gpt2 as drawings

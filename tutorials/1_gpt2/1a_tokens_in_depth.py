@@ -16,7 +16,7 @@ A text is a list of Unicode characters, and each character is a number. UTF-8 wr
 one to four bytes: one for the letters of English, more for the rest.
 """
 
-# sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer", "special tokens", "allowed_special", "disallowed_special", "endoftext", "eos_token", "UnicodeDecodeError", "replacement character", "pre-tokenization regex", "train a tokenizer", "add_special_tokens", "prompt injection", "document_ids"]
+# sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer", "special tokens", "allowed_special", "disallowed_special", "endoftext", "eos_token", "UnicodeDecodeError", "replacement character", "pre-tokenization regex", "train a tokenizer", "add_special_tokens", "prompt injection", "document_ids", "emoji", "unicode characters"]
 
 import json
 from collections import Counter

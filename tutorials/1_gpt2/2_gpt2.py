@@ -14,7 +14,7 @@ to the section that explains it.
 """
 
 # sphinx_gallery_needs = ["1_tokens"]
-# sphinx_gallery_words = ["transformer", "decoder", "model.py", "nanoGPT", "forward pass", "logit lens", "unembedding", "transformer block", "self-attention", "multi-head attention", "nn.Embedding", "wte", "wpe", "lm_head", "c_attn", "positional embedding", "position_ids", "transformer from scratch", "124M parameters"]
+# sphinx_gallery_words = ["transformer", "decoder", "model.py", "nanoGPT", "forward pass", "logit lens", "unembedding", "transformer block", "transformer diagram", "transformer architecture", "self-attention", "multi-head attention", "nn.Embedding", "wte", "wpe", "lm_head", "c_attn", "positional embedding", "position_ids", "transformer from scratch", "124M parameters", "layer norm", "what is inside a language model", "how does GPT work", "how does a transformer work", "residual connection", "skip connection", "why residual", "architecture of GPT", "what is an embedding", "layers of a model", "next word prediction", "parts of a transformer"]
 import torch
 import torch.nn.functional as F
 

@@ -8,7 +8,7 @@ second was trained: it guessed the next tokens of a text, saw the right ones, an
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["1_tokens", "2_gpt2"]
-# sphinx_gallery_words = ["cross_entropy", "loss curve", "loss plateau", "perplexity", "initial loss", "overfitting", "validation loss", "learning rate", "warmup", "gradient clipping", "train from scratch", "optimizer.step", "gradient descent"]
+# sphinx_gallery_words = ["cross_entropy", "loss curve", "loss plateau", "perplexity", "initial loss", "overfitting", "validation loss", "learning rate", "warmup", "gradient clipping", "train from scratch", "optimizer.step", "gradient descent", "how does a model learn", "how are language models trained", "train a small GPT on a laptop", "what is a loss", "next token prediction", "pretraining", "training loop", "cross-entropy explained", "how long to train", "learning rate schedule", "what is a gradient", "why does the loss go down", "clip gradients", "where do the weights come from", "who sets the weights"]
 import json
 import math
 import textwrap

@@ -16,7 +16,7 @@ A fresh GPT-2 has small weights, so its logits are close to 0, each token gets a
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_museum = ["G6", "G18", "G23"]
-# sphinx_gallery_words = ["gradient accumulation", "clip_grad_norm_", "loss spikes", "ignore_index", "-100", "bits per byte", "resume training", "checkpoint", "random seed", "cosine schedule", "overfit one batch"]
+# sphinx_gallery_words = ["gradient accumulation", "clip_grad_norm_", "loss spikes", "ignore_index", "-100", "bits per byte", "resume training", "checkpoint", "random seed", "cosine schedule", "overfit one batch", "debug a training loop", "training loop from scratch", "my training does not work"]
 
 import inspect
 import math

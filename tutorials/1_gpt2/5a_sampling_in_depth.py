@@ -31,7 +31,7 @@ rounding does not blur the later comparisons.
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["repetition_penalty", "min_p", "logits processor", "LogitsProcessor", "generation config", "max_new_tokens", "reproducible", "seed"]
+# sphinx_gallery_words = ["repetition_penalty", "min_p", "logits processor", "LogitsProcessor", "generation config", "max_new_tokens", "reproducible", "seed", "is my sampler right", "frequency penalty", "presence penalty"]
 # sphinx_gallery_museum = ["G13"]
 
 import math

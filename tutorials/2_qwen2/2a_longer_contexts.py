@@ -16,7 +16,7 @@ length. Every length predicts the same tokens. Longer pieces give more context, 
 get better.
 """
 
-# sphinx_gallery_words = ["rope_scaling", "NTK", "position interpolation", "context window", "long context", "linear scaling", "extend context length", "max_position_embeddings", "extrapolation"]
+# sphinx_gallery_words = ["rope_scaling", "NTK", "position interpolation", "context window", "long context", "linear scaling", "extend context length", "max_position_embeddings", "extrapolation", "maximum context length", "longer prompt than trained", "how long can a prompt be"]
 
 import copy
 import dataclasses

@@ -16,7 +16,7 @@ the folder. The left-padded batch has five pads in row 0, and the pieces have 5,
 """
 
 # sphinx_gallery_museum = ["Q27", "Q29"]
-# sphinx_gallery_words = ["compare with transformers", "logits do not match", "wrong output", "gibberish after loading", "enable_gqa", "multi-query attention", "q_proj", "k_proj", "qkv bias", "memory usage", "logits memory", "num_logits_to_keep", "parameter count", "FLOPs"]
+# sphinx_gallery_words = ["compare with transformers", "logits do not match", "wrong output", "gibberish after loading", "enable_gqa", "multi-query attention", "q_proj", "k_proj", "qkv bias", "memory usage", "logits memory", "num_logits_to_keep", "parameter count", "FLOPs", "residual stream grows", "vanishing gradients"]
 # sphinx_gallery_thumbnail_number = 2
 
 import copy

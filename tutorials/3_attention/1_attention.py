@@ -9,7 +9,7 @@ query of ``␣an`` and nine keys, the last step what ``␣an`` receives.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/3_who_sees_whom"]
-# sphinx_gallery_words = ["scaled_dot_product_attention", "F.scaled_dot_product_attention", "online softmax", "tiling", "sqrt(d_k)", "attention memory", "O(n^2)", "query key value", "W_q W_k W_v", "attention in tiles"]
+# sphinx_gallery_words = ["scaled_dot_product_attention", "F.scaled_dot_product_attention", "online softmax", "tiling", "sqrt(d_k)", "attention memory", "O(n^2)", "query key value", "W_q W_k W_v", "attention in tiles", "attention step by step", "attention from scratch", "quadratic cost of attention", "memory efficient attention", "implement attention", "how does flash attention work", "attention formula"]
 
 import math
 

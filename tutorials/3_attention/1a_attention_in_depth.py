@@ -120,7 +120,7 @@ print(inspect.getsource(TiledAttention.forward))
 # tiles of 3, numbered in the order of their visit.
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["nan in attention", "fully masked row", "attention backward", "logsumexp", "softmax dim", "safe softmax"]
+# sphinx_gallery_words = ["nan in attention", "fully masked row", "attention backward", "logsumexp", "softmax dim", "safe softmax", "is my attention right", "test my attention code", "my attention differs from PyTorch"]
 from lm_from_scratch.instruments.plot import attention_map
 
 visibility = causal(10, 10)

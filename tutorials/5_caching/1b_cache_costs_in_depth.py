@@ -30,7 +30,7 @@ from the square to N, and from the cube to the square.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["KV cache memory", "KV cache size", "kv cache formula", "prefill and decode", "memory bound", "memory bandwidth", "arithmetic intensity", "FLOPs per token", "torch.cat slow", "roofline"]
+# sphinx_gallery_words = ["KV cache memory", "KV cache size", "kv cache formula", "prefill and decode", "memory bound", "memory bandwidth", "arithmetic intensity", "FLOPs per token", "torch.cat slow", "roofline", "KV cache size calculator", "how many tokens fit into memory"]
 
 import inspect
 import time

@@ -16,7 +16,7 @@ The formula is a pure function in the package, in two parts: `GaLore <2_galore.i
 """
 
 # sphinx_gallery_needs = ["1_adamw"]
-# sphinx_gallery_words = ["adam epsilon", "amsgrad", "bf16 training", "sparse gradients", "unfreeze layers", "foreach", "bias correction", "learning rate warmup", "no_decay", "parameter groups", "gradient noise"]
+# sphinx_gallery_words = ["adam epsilon", "amsgrad", "bf16 training", "sparse gradients", "unfreeze layers", "foreach", "bias correction", "learning rate warmup", "no_decay", "parameter groups", "gradient noise", "mixed precision", "bfloat16 training", "warm-up needed"]
 import inspect
 import math
 import tempfile

@@ -8,7 +8,7 @@ top of the other, bring the training onto one consumer card:
 """
 
 # sphinx_gallery_needs = ["1_adamw"]
-# sphinx_gallery_words = ["low-rank gradient", "GaLoreAdamW", "galore_adamw", "optim_target_modules", "galore_rank", "update_proj_gap", "subspace switching", "7B on 24 GB", "RTX 4090", "GaLore explained"]
+# sphinx_gallery_words = ["low-rank gradient", "GaLoreAdamW", "galore_adamw", "optim_target_modules", "galore_rank", "update_proj_gap", "subspace switching", "7B on 24 GB", "RTX 4090", "GaLore explained", "train with less memory", "optimizer memory"]
 import torch
 
 from lm_from_scratch.drawings import optimizers as drawings

@@ -8,7 +8,7 @@ exchange nothing but the gradient. Here it is for one weight of our small Qwen2,
 """
 
 # sphinx_gallery_needs = ["1_adamw", "4_in_backward"]
-# sphinx_gallery_words = ["DistributedDataParallel", "DDP", "multi-GPU", "two GPUs", "torchrun", "all-reduce", "NCCL", "DistributedSampler", "set_epoch", "data parallelism", "world_size", "FSDP", "ZeRO"]
+# sphinx_gallery_words = ["DistributedDataParallel", "DDP", "multi-GPU", "two GPUs", "torchrun", "all-reduce", "NCCL", "DistributedSampler", "set_epoch", "data parallelism", "world_size", "FSDP", "ZeRO", "train on several GPUs", "multiple GPUs", "distributed training", "how many GPUs", "two machines", "split a batch among GPUs"]
 # sphinx_gallery_museum = ["M17"]
 from lm_from_scratch.drawings import optimizers as drawings
 

@@ -10,7 +10,7 @@ Here the shipped GPT-2's table of tokens has five *holders*: a variable, a list,
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "../1_gpt2/4_training"]
-# sphinx_gallery_words = ["swap_tensors", "torch.utils.swap_tensors", "replace a parameter", "tied weights lost", "weight.data =", "change the weights of a model", "optimizer holds the old parameter"]
+# sphinx_gallery_words = ["swap_tensors", "torch.utils.swap_tensors", "replace a parameter", "tied weights lost", "weight.data =", "change the weights of a model", "optimizer holds the old parameter", "change a weight in place"]
 import torch
 from torch import nn
 

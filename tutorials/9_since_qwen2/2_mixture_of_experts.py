@@ -8,7 +8,7 @@ weights, and those that one token meets.
 """
 
 # sphinx_gallery_needs = ["1_qwen3", "../2_qwen2/3_swiglu"]
-# sphinx_gallery_words = ["MoE", "sparse model", "router", "top-k routing", "load balancing", "auxiliary loss", "expert collapse", "active parameters", "Mixtral", "DeepSeekMoE", "shared expert", "softmax router", "MaxVio"]
+# sphinx_gallery_words = ["MoE", "sparse model", "router", "top-k routing", "load balancing", "auxiliary loss", "expert collapse", "active parameters", "Mixtral", "DeepSeekMoE", "shared expert", "softmax router", "MaxVio", "how does the router choose", "dense vs sparse model", "mixture of experts explained", "why experts", "how many experts", "tokens per expert"]
 
 from functools import partial
 
