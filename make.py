@@ -463,7 +463,6 @@ def main(arguments: list[str]) -> None:
             sys.exit(f"There is no task {name!r}. The tasks: {', '.join(TASKS)}")
     os.environ["OMP_NUM_THREADS"] = "1"  # on shared cores the threads of torch cost more than they
     os.environ.setdefault("GALLERY_JOBS", "2")  # bring; two processes use both cores
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.environ["MYPY_NUM_WORKERS"] = "2"
     if WINDOWS:
         os.environ.setdefault("PYTHONUTF8", "1")

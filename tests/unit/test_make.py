@@ -48,7 +48,7 @@ def test_values_follow_the_task(make: dict[str, Any], monkeypatch: pytest.Monkey
     """As for make. One in the environment holds as well."""
     monkeypatch.setenv("PY", "python-of-mine")
     monkeypatch.setenv("WEEKS", "6")
-    for name in ("OMP_NUM_THREADS", "GALLERY_JOBS", "PYTHONDONTWRITEBYTECODE", "MYPY_NUM_WORKERS"):
+    for name in ("OMP_NUM_THREADS", "GALLERY_JOBS", "MYPY_NUM_WORKERS"):
         monkeypatch.setenv(name, "7")
     ran: list[tuple[str, ...]] = []
     here = make["main"].__globals__

@@ -148,7 +148,10 @@ def test_the_two_docs_presets_differ_in_the_architecture_alone() -> None:
     assert other == {"architecture", "n_kv_head", "intermediate_size"}
 
 
-@pytest.mark.parametrize("best", TRAINING)
+@pytest.mark.parametrize(
+    "best",
+    [pytest.param(best, marks=[pytest.mark.slow] * (i > 0)) for i, best in enumerate(TRAINING)],
+)
 def test_a_run_multiplies_as_it_is_fastest_here_and_stays_so(
     best, tmp_path, capsys, monkeypatch
 ) -> None:
