@@ -178,7 +178,8 @@ for asked, said in zip(odd, answers(models[0], prompts)):
     assert said != "85<|im_end|>"
 
 # %%
-# Something sorted. In its examples a question in a chat always meant sorting, so it sorts letters of your sentence.
+# Something sorted. In its examples a question in a chat always meant sorting, so it tries to sort letters of your
+# sentence.
 #
 # No example says "I cannot do that". What a model should do with other questions must be in its examples, too.
 #

@@ -371,7 +371,7 @@ assert by_tiles == (2 + 5) * 2 * B * H * T * T * D * share
 # A wrong scale
 # -------------
 #
-# The lesson shows why scores are divided by :math:`\sqrt{D}`. # A wrong scale raises no error, and the text may still look
+# The lesson shows why scores are divided by :math:`\sqrt{D}`. A wrong scale raises no error, and the text may still look
 # right. The next lines put two wrong functions into the shipped GPT-2: one without the root, one with the root of the
 # model's width C instead of D. They print the loss and the share of positions with the same most likely next token.
 

@@ -73,11 +73,11 @@ answers = [alone(request) for request in load]
 lengths = sorted(len(answer) for answer in answers)
 print("tokens of the answers, shortest first:", *lengths)
 
-assert statistics.median(lengths) * 4 < max(lengths)
+assert statistics.median(lengths) * 3 < max(lengths)
 
 # %%
-# The longest answer has more than four times as many tokens as the median one. Whatever is reserved or computed for the
-# longest one is wasted on most others.
+# The longest answer has more than three times as many tokens as the median one. Whatever is reserved or computed for
+# the longest one is wasted on most others.
 #
 # Blocks that several rows share
 # ------------------------------

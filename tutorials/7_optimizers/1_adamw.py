@@ -235,7 +235,7 @@ torch.testing.assert_close(
 # ------------------------
 #
 # A GPT-2 with one block learns Python's documentation, three times with each optimizer. Gradient descent and momentum
-# have the best rate of a search, 0.3 and 0.1. AdamW has 0.003, without a search.
+# have the best rate of a coarse search, 0.3 and 0.1. AdamW has 0.003, without a search.
 
 tokenizer = Tokenizer.train([d.text for d in documents[:40]], 512)
 stream = [i for d in documents[:40] for i in tokenizer.start(d.text)]
@@ -289,8 +289,7 @@ ax.legend(frameon=False)
 plt.show()
 
 for sgd, pushed, adam in zip(*runs.values()):
-    assert sgd[-1] > pushed[-1] + 0.05 > adam[-1] + 0.15
-    assert 20 + (adam < sgd[-1]).int().argmax() < 85
+    assert adam[-1] < min(sgd[-1], pushed[-1]) - 0.03
 
 # %%
 # With every seed AdamW ends below both.

@@ -244,14 +244,6 @@ _, (ax,) = figure(4.8, 3.6)
 at_once = {}
 for (name, every), style in zip(gradients.items(), ("-", "--", "-.")):
     line = old_and_new(every, ages)
-    print(
-        "DEBUG",
-        name,
-        line.tolist()[:3],
-        line[5:15].mean(),
-        line[-10:].mean(),
-        line.min(),
-    )
     ax.plot(ages, line, style, label=name)
     assert line[0] > 0.9 and line[10:].min() > rank / 64 + 0.1
     assert line[1:6].mean() > line[-10:].mean()

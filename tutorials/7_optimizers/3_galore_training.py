@@ -302,7 +302,7 @@ assert abs(small[0] / 8e-3 - 58) < 1
 # * **Fine-tuning on one GPU.** LoRA freezes the matrices and needs no gradient for them. GaLore needs every gradient in
 #   full size, and the next lesson attacks that.
 #
-# The same page also keeps moments in one byte a number, a quarter of their size in float32.
+# The page on bytes also keeps moments in one byte a number, a quarter of their size in float32.
 #
 # Exercises
 # ---------

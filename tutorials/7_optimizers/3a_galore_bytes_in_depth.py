@@ -188,8 +188,8 @@ for name, (full, low) in published.items():
 # **A large rank.** Above two thirds of the side the state is larger than AdamW's.
 #
 # **Many tokens.** Activations grow with the batch, and GaLore does not touch them. Nor does it touch the gradient,
-# which is still full when it is projected. Here is what the small model of the lesson holds for one batch of 512
-# tokens.
+# which is still full when it is projected. Here is what a small Qwen2, twice as wide as the lesson's, holds for one
+# batch of 512 tokens.
 
 config = Qwen2Config(
     vocab_size=512, block_size=64, n_layer=2, n_head=4, n_kv_head=2, n_embd=128,
@@ -330,7 +330,7 @@ assert 5 * in_blocks < together
 
 # %%
 # No zero in the second moment
-# -----~~~~~~~~~~~~~~~~~~~~~~~
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A step decodes the moments of one matrix, does what it always does, and encodes them again. Rounding has one trap. A
 # gradient 10,000 times smaller than its neighbour has a second moment 100,000,000 times smaller. That is rounded to

@@ -129,7 +129,8 @@ print(inspect.getsource(iterated))
 # Real gradients
 # --------------
 #
-# How good is it on real gradients? Here are those of AdamW, in the run of the lesson: the old basis is 20 steps old.
+# How good is it on real gradients? Here are those of AdamW, in a run like the lesson's with a model twice
+# as wide. The old basis is 20 steps old.
 
 documents = split(load_corpus("reference"))[0][:40]
 tokenizer = Tokenizer.train([d.text for d in documents], 512)

@@ -96,8 +96,6 @@ for batch in torch.load(f"{folder}/batches.pt"):
     optimizer.zero_grad()
 torch.save(model.state_dict(), f"{folder}/weights-{rank}.pt")
 """
-(folder / "train.py").write_text(beginning + loop, encoding="utf-8")
-
 # %%
 # We start it twice, on three batches of 8 rows of Python's language reference.
 
@@ -107,6 +105,7 @@ text = "\n".join(document.text for document in load_corpus("reference")[:9])
 ids = torch.tensor(tokenizer.encode(text)[: 3 * 8 * 65])
 batches = ids.view(3, 8, 65)
 torch.save(list(batches), folder / "batches.pt")
+(folder / "train.py").write_text(beginning + loop, encoding="utf-8")
 
 
 def start(rank):

@@ -113,7 +113,8 @@ print(len(refused), "of", len(maps))
 assert len(refused) == 24
 
 # %%
-# 24. A transposed matrix has another shape, unless it is square. Eight are square: ``attn.c_proj``, once in each block.
+# 24 of them: a transposed matrix has another shape, unless it is square. Eight are square: ``attn.c_proj``, once in
+# each block.
 #
 # Suppose you transpose the matrices that the error message names, and no others.
 

@@ -69,8 +69,8 @@ for scale in (1, 10, 1000):
 assert weights.tolist() == [0.0, 0.0, 1.0] and slope.abs().max() == 0
 
 # %%
-# 0. One key gets everything, so no gradient comes back through such a row: whatever the loss would like to change about
-# it, it cannot.
+# It is 0. One key gets everything, so no gradient comes back through such a row: whatever the loss would like to
+# change about it, it cannot.
 #
 # The head is stuck. If that happens to many heads of a large model, its loss can jump up after weeks of training, and
 # not come back down.

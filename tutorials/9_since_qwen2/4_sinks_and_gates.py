@@ -210,7 +210,7 @@ for everything, window, pinned in map(losses, plain):
 
 # %%
 # The first and the latest 3. With all keys each model fails, because nothing in training was that far away. A window
-# fixes that, and keeping the first token gains another hundredth of a nat or two.
+# fixes that, and keeping the first token gains a few hundredths of a nat more.
 #
 # The shipped GPT-2 loses 0.08 nats when a window of 64 keys drops its first token; the shipped Qwen2 loses nothing
 # (`Sinks and gates in depth <4a_sinks_and_gates_in_depth.ipynb>`_).

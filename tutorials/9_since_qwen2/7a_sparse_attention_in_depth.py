@@ -116,7 +116,7 @@ print("keys held for the indexer:", tuple(cache.held[0].shape))
 
 # %%
 # The test of causality fails, the mask is right
-# -----------------------------------------------
+# ----------------------------------------------
 #
 # Here is a test that every causal model passes: read 40 tokens, then the first 30 alone, and compare the logits of
 # these 30. We run it on tiny random models of ``transformers`` that differ in one number, the heads of the indexer.
