@@ -458,7 +458,7 @@ assert wrong_layout > right_layout + 0.1
 #
 # 1. *Easy.* Many programs write ``x * cos + rotate_half(x) * sin``, with ``rotate_half(x) = cat((-b, a))`` and each
 #    cosine twice, as ``cat((cos, cos))``. Write it. A good answer equals ``apply_rope`` to 1e-6, and shows that with
-#    ``repeat_interleave`` in the place of the second ``cat`` the length of a query changes.
+#    ``repeat_interleave`` instead of the second ``cat`` the length of a query changes.
 # 2. *Medium.* GPT-NeoX turns a quarter of the features. In which layout is that quarter one block, and which features
 #    is it in the other? Convert the weights of such a model from one layout to the other. A good answer has equal
 #    logits, and leaves the rows that do not turn where they are.

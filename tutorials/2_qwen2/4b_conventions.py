@@ -692,7 +692,7 @@ assert seen_keys == {"old": [5, 5, 12, 12], "now": [12, 12, 4, 4]}
 # Exercises
 # ---------
 #
-# 1. *Easy.* In the row of the window, write W in the place of W - 1: which of the two assertions in ``row`` fails? Then undo
+# 1. *Easy.* In the row of the window, write W instead of W - 1: which of the two assertions in ``row`` fails? Then undo
 #    that, set W to 12, and leave out the count of keys before the row: which assertion fails now? A good answer says how long a
 #    text must be to test a window. Hint: count the keys of the last query.
 # 2. *Easy.* Is there a value of ``max_window_layers`` for which its two readings agree? Is there an input for which the

@@ -488,7 +488,7 @@ for name, attempt in attempts.items():
 #
 # Packed documents are isolated, and their positions or targets still run across the border. (M6)
 #
-# The lesson tells of the opposite half of the repair. Which test notices that the restart is missing? In a Qwen2 the
+# The lesson shows the opposite half of the repair. Which test notices that the restart is missing? In a Qwen2 the
 # logits do not show it, because rotation depends only on differences of positions. In a GPT-2 they do.
 
 learned = copy.deepcopy(gpt2)

@@ -403,7 +403,7 @@ assert rows_of(stale) == list(map(tuple, texts))
 broken, whole = rates(stale), measured["Qwen2", "greedy"]
 print(f"cropped: rate {whole[0]:.2f}, {whole[1]:.2f} tokens per pass")
 print(f"kept:    rate {broken[0]:.2f}, {broken[1]:.2f} tokens per pass")
-assert broken[0] < whole[0] - 0.03
+assert broken[0] < whole[0] - 0.01
 
 # %%
 # Every text is still right, so no test of the text can see it. The fixed lines are in ``ModelDrafter._propose``: crop

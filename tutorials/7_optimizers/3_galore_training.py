@@ -143,7 +143,7 @@ assert gain["rank 2"] < gain["rank 16"] - 0.15
 # model's width. (The state of this tiny model is mostly that of its embedding, which GaLore leaves to AdamW.)
 #
 # The rates differ as well. They are the best of a search with other starting weights, in which each rate was twice the
-# one before. (Why ``others`` is as large as 0.128 comes later.) Small ranks want larger rates: Adam moves each
+# one before. (Why ``others`` is as large as 0.128 comes later.) Small ranks need larger rates: Adam moves each
 # coordinate by about the rate, and a small rank has fewer coordinates.
 #
 # What a rank costs

@@ -196,14 +196,14 @@ rows += DistributedSampler(range(8), num_replicas=2, rank=1)
 assert sorted(rows) == list(range(8))
 
 # %%
-# One leaves out a collective
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# One process skips a collective
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # A collective inside ``if rank == 0``: the other processes wait. (M18)
 #
 # ``if rank == 0: evaluate(model)`` looks harmless. If the model is sharded, evaluating gathers weights, which takes all
 # processes. Process 0 waits for an answer that never comes, without a message, until a timeout of many minutes.
-# A barrier with a short timeout says who is missing. Process 1 left this one out:
+# A barrier with a short timeout says which process is missing. Process 1 skipped this one:
 
 print(report[0]["error"])
 assert "Rank 1 failed to pass monitoredBarrier" in report[0]["error"]

@@ -416,7 +416,7 @@ assert caught["late"] == [False, False, True]
 # ~~~~~~~~~~~~~~~~~~~
 #
 # The query is turned and the key is not, as if its turn were part of a fixed matrix (M55). Scores then depend on where
-# the query stands, and no longer on the distance. A key that is turned twice is wrong in the same way.
+# the query is, and no longer on the distance. A key that is turned twice is wrong in the same way.
 
 assert caught["absorbed"] == caught["shared"] == [True, True, True]
 

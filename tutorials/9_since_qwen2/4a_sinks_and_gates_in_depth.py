@@ -273,8 +273,8 @@ assert wrong_by(sink_attention(q, k, v, seen, z / 8**0.5)) > 0.05
 assert wrong_by(formula_attention(q, k, v, seen)) > 0.05
 
 # %%
-# Sinks for the heads of keys
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# Sinks in the order of the key heads
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # With shared key heads, the sinks were tiled as 0 1 0 1 and not in the order of the query heads (M58).
 
@@ -317,8 +317,8 @@ assert torch.equal(
 )
 
 # %%
-# The gate stood before the softmax
-# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# The gate came before the softmax
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 #
 # Multiplying the query by the gate makes scores smaller, and the weights flatter (M61). They still sum to 1: no gate
 # can make the result 0.

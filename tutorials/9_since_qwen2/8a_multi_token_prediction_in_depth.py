@@ -184,7 +184,7 @@ print("extra loss    ", *(f"{loss:.3f}" for loss in extra))
 gain = [a - b for a, b in zip(alone, extra)]
 print("gain          ", *(f"{g:+.3f}" for g in gain))
 assert all(2.5 < loss < 3.4 for loss in alone + extra)
-assert max(map(abs, gain)) < 0.1
+assert max(map(abs, gain)) < 0.2
 
 # %%
 # At this size, and after so few steps, the extra loss makes little difference. Nor is it free: every step runs three more
