@@ -268,11 +268,12 @@ for task, row in scores.items():
 
 assert max(scores["countdown"][1:]) < scores["countdown"][0] - 0.08
 others = [row for task, row in scores.items() if task != "countdown"]
-assert sum(min(row[1:]) < row[0] for row in others) >= 2
+assert max(scores["max"][1:]) < scores["max"][0] - 0.02
 assert min(map(min, others)) > 0.8
 
 # %%
-# Other tasks lose a few percent, though no pair asked for that. Countdown itself, which all pairs are about, loses most.
+# ``max`` loses a few percent, though no pair asked for that; the other four hardly change. Countdown itself, which all
+# pairs are about, loses most.
 #
 # A shorter leash
 # ---------------

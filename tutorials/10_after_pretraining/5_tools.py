@@ -215,12 +215,17 @@ for shares in after:
     print(" ".join(f"{share:4.0%}" for share in shares))
 assert min(min(shares[3:5]) for shares in after) > 0.5
 assert max(max(shares[6:]) for shares in after) < 0.2
+assert max(max(shares[:3]) for shares in after) < 0.3
 
 # %%
 # Four and five digits work, seven do not. A model must still *copy* the question into the call and the result into the
 # answer. It has never seen a call with seven digits, and copies such numbers wrongly.
 #
-# So the models get sums right that they cannot add, but the limit has only moved. A tool is only as good as the call.
+# The short sums may surprise you. The base model could add them, but now the models call the tool for these as well,
+# and get the call wrong: no call in training had numbers of one, two or three digits.
+#
+# So the models get sums right that they cannot add, but only where they have practised the call. A tool is only as good
+# as the call.
 #
 # If the result counts
 # --------------------
@@ -281,7 +286,7 @@ assert chance < 1e-3 and chance_after > 0.9
 # ---------
 #
 # 1. *Easy.* Give the loop a tool that always says ``7``. Does the model believe it? Ask for sums of two digits, which
-#    it can add itself, and of five.
+#    the base model can add, and of five.
 # 2. *Medium.* Teach three models to add numbers of one to six digits *without* a tool, in as many steps. A good answer
 #    shows both kinds of model in one plot.
 # 3. *Medium.* Let half of the examples with up to three digits have no call. A good answer says for each length how

@@ -332,7 +332,7 @@ def padded_labels(examples, width):
 def fine_tune(classifier, examples, seed=0):
     order = random.Random(seed).sample(examples, len(examples))
     batches = [order[i : i + 8] for i in range(0, len(order), 8)]
-    config = Schedule(steps=len(batches), lr=1e-3, warmup=10)
+    config = Schedule(steps=len(batches), lr=2e-3, warmup=10)
     groups = parameter_groups(classifier, weight_decay=0.01)
     optimizer = torch.optim.AdamW(groups, fused=True)
     torch.manual_seed(seed)
@@ -356,8 +356,8 @@ states = states_of(classifier.eval().backbone, test)
 with torch.no_grad():
     report("fine-tuned", classifier.classify(states).argmax(1))
 rate["fine-tuned"] = accuracy(answers["fine-tuned"])
-assert rate["fine-tuned"] > rate["frozen"] + 0.02
-assert rate["fine-tuned"] > rate["table of pairs"] + 0.05
+assert rate["fine-tuned"] > rate["frozen"] + 0.05
+assert rate["fine-tuned"] > rate["table of pairs"] + 0.15
 assert macro_f1(confusion(answers["fine-tuned"])) > 0.7
 
 # %%

@@ -122,7 +122,7 @@ for name, line in table.items():
 assert (table["oracle"] > table["latest"]).all()
 assert (table["latest"] > table["random"]).all()
 assert (table["first, latest"] < table["latest"] + 0.01).all()
-assert table["oracle"][2] - table["latest"][2] > 0.08
+assert table["oracle"][2] - table["latest"][2] > 0.06
 
 # %%
 # This small model looks mostly at what is near, so the window is a strong guess. It has no use for the first key (other
@@ -253,15 +253,15 @@ for k in (4, 16, 64):
     print(f"{k:3} {losses[k][0]:7.3f} {values}")
 
 assert (losses[4][1] < losses[4][0] - 0.2).all()
-assert (losses[64][1] - losses[64][0]).abs().max() < 0.03
+assert (losses[64][1] - losses[64][0]).abs().max() < 0.05
 assert 4.1 < full < 4.25 and abs(losses[64][0] - full) < 0.05
-assert (losses[16][1] - full).max() < 0.13
+assert (losses[16][1] - full).max() < 0.1
 assert losses[16][0] - full > 0.2
 
 # %%
 # No, there is nothing left to gain: the texts have 256 tokens, and this model needs few of them.
 #
-# With 16 keys the learned choice costs little more than 0.1 nats, and the window more than 0.2. With 64 keys both are
+# With 16 keys the learned choice costs less than 0.1 nats, and the window more than 0.2. With 64 keys both are
 # nearly as good as the full model. Sparse attention is for long texts, and for models that make use of them.
 #
 # Ties
