@@ -257,11 +257,15 @@ other_texts = {
     "English, the same manual": new_text,
     "Chinese": "人人生而自由，在尊严和权利上一律平等。",
 }
+per_token = {
+    name: [len(other) / len(t.encode(other)) for t in trained]
+    for name, other in other_texts.items()
+}
+english, chinese = per_token.values()
+
 fig, (ax,) = figure(4.8, 3.0)
-per_token = {}
-for (name, other), marker in zip(other_texts.items(), "o^"):
-    per_token[name] = [len(other) / len(t.encode(other)) for t in trained]
-    ax.plot(sizes, per_token[name], marker=marker, label=name)
+for (name, values), marker in zip(per_token.items(), "o^"):
+    ax.plot(sizes, values, marker=marker, label=name)
 ax.set_xscale("log", base=2)
 ax.set_xticks(sizes, [str(size) for size in sizes])
 ax.minorticks_off()
@@ -272,7 +276,6 @@ ax.set_title("A larger vocabulary makes longer tokens")
 ax.legend(frameon=False)
 plt.show()
 
-english, chinese = per_token.values()
 assert english[-1] - english[-2] < (english[1] - english[0]) / 2
 assert english[4] > 3
 assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)

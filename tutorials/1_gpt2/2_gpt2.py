@@ -345,8 +345,8 @@ assert tokenizer.pieces(
 
 # %%
 # The GPT-2 models that OpenAI published have other sizes, and their files store the matrices of ``linear`` as
-# (inputs, outputs): drop the ``.T``. If you forget it, ``c_proj`` of attention, a square matrix, gives wrong numbers
-# without an error. See `where libraries disagree <../2_qwen2/4b_conventions.ipynb>`_.
+# (inputs, outputs): drop the ``.T``. If you forget that, ``c_proj`` of attention, a square matrix, gives wrong
+# numbers without an error. See `where libraries disagree <../2_qwen2/4b_conventions.ipynb>`_.
 #
 # Exercises
 # ---------

@@ -116,8 +116,8 @@ assert undivided.argmax() == pieces.index(" file") and undivided.max() > 0.999
 #
 # Would a model cheat? We train two tiny models, one of which sees the future, on *random* ids between 0 and 15.
 # Training makes a number, the *loss*, as small as it can. It is -ln p, where p is the probability that the model gave
-# to the right next id: 0 if the model was certain. Here the past says nothing about the next id, so an honest model
-# can only guess among 16: p is 1/16, and the loss is ln 16 = 2.77.
+# to the right next id. If the model was certain, the loss is 0. Here the past says nothing about the next id, so an
+# honest model can only guess among 16: p is 1/16, and the loss is ln 16 = 2.77.
 
 from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
@@ -204,7 +204,7 @@ assert round(scores.softmax(-1)[1, 2].item(), 2) == 0.09
 # So we compute the scores of all queries at once, and add a triangle (``triu(1)``: what lies above the diagonal):
 # minus infinity for the future, 0 for the rest.
 
-future = torch.full((T, T), -torch.inf).triu(1)  # row t: the query of token t
+future = torch.full((T, T), -torch.inf).triu(1)  # row t: query t
 scores = q @ k.T / D**0.5 + future  # (T, T)
 weights = scores.softmax(-1)
 

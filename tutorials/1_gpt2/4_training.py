@@ -63,7 +63,7 @@ drawings.shifted(pieces[:-1], pieces[-1])
 
 # %%
 # A *batch* is a number of rows that are computed together. This one has B rows of T = 64 tokens, cut out of the text at
-# random places. A few documents are *held out*: no model trains on them, they are for tests.
+# random places. A few documents are *held out*: no model trains on them; they are for tests.
 
 from lm_from_scratch.text.corpora import load_corpus, split
 
@@ -169,7 +169,8 @@ for _ in range(9):
     loss = height(place)
     path.append((place, loss.item()))
     (gradient,) = torch.autograd.grad(loss, bias)  # the slope for each weight
-    place -= 40 * gradient[46].item()  # 40: found by trying
+    place -= 40 * gradient[46].item()  # downhill; 40 found by trying
+heights = [loss for _, loss in path]
 
 hill = {x / 2: height(x / 2).item() for x in range(-6, 15)}
 _, (ax,) = figure(4.8, 3.0)
@@ -177,7 +178,6 @@ ax.plot(list(hill), list(hill.values()), color=GREY)
 ax.plot(*zip(*path), "o-", color=COLOURS[3], linewidth=0.8)
 ax.set(xlabel="the weight", ylabel="loss", title="Eight steps downhill")
 plt.show()
-heights = [loss for _, loss in path]
 assert heights == sorted(heights, reverse=True)
 assert heights[0] - heights[-1] > 0.95 * (heights[0] - min(hill.values()))
 
@@ -220,7 +220,7 @@ no_dropout = dict(embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
 config = GPT2Config(**sizes, **fixed, **no_dropout)
 
 # %%
-# Every ten steps, a test on held-out text. Here is what 200 steps do:
+# Every ten steps, we test on held-out text. Here is what 200 steps do:
 
 
 def new_run(stream, steps, **options):

@@ -126,8 +126,9 @@ assert torch.isclose(q[0] / q[1], torch.tensor(4.0))
 
 # %%
 # Four times. A *difference* of logits becomes a *ratio* of probabilities. Dividing by 0.5 doubles each
-# difference, and that squares the ratio: 2 becomes 4. In general, r becomes :math:`r^{1/\tau}`. Here
-# are the ten tokens again, at three temperatures.
+# difference, and that squares the ratio: 2 becomes 4. In general, r becomes :math:`r^{1/\tau}`.
+#
+# Here are the ten tokens again, at three temperatures.
 
 bars({f"τ = {tau}": (logits / tau).softmax(-1) for tau in (0.5, 1, 2)})
 
