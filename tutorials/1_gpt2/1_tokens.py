@@ -291,12 +291,12 @@ assert all(abs(value - 1 / 3) < 1e-9 for value in chinese)
 # The space at the end of a prompt
 # --------------------------------
 #
-# In 2020, a user reported that a public demo of GPT-2 gave poor predictions (`allennlp #4484
-# <https://github.com/allenai/allennlp/issues/4484>`_). The cause was a character that nobody could
-# see: a space at the end of the text that it was given, the *prompt*.
+# In 2020, a user reported poor predictions of a public GPT-2 demo (`allennlp #4484
+# <https://github.com/allenai/allennlp/issues/4484>`_). The cause was invisible: a space at the end of
+# the text that it was given, the *prompt*.
 #
 # Try it on our model. It gives each of its V tokens a score, and the three highest are its favourite
-# next tokens. (``torch`` is PyTorch. The next lesson explains such lines.)
+# next tokens. (``torch`` is PyTorch; the next lesson explains it.)
 
 import torch
 
@@ -312,13 +312,18 @@ assert "value" not in tokenizer.pieces(best)
 # %%
 # The model wants to write ``␣value``, but the space is there already, as a token of its own. In the
 # texts that the model learned from, a word `hardly ever follows <1a_tokens_in_depth.ipynb>`_ such a
-# token. So end a prompt with a word, and leave the space to the model.
+# token. So end a prompt with a word, and leave the space to the model. Type a space here:
+#
+# .. live:: next
+#    :model: gpt2-docs
+#    :prompt: The value of the
 #
 # Exercises
 # ---------
 #
-# 1. Put your own name, your address and a line of your favourite language into the first picture.
-#    Which parts are single tokens? A good answer says what the documents had to contain for that.
+# 1. Put your own name, your address and a line of your favourite language into the first picture
+#    (or the field above). Which parts are single tokens? A good answer says what the documents had
+#    to contain for that.
 # 2. Find the longest token of our tokenizer that is made of letters only, and the longest of all.
 #    Hint: ``tokenizer.pieces([i])[0]`` for every id. A good answer explains from the longest one
 #    what a page of Python's documentation looks like.
