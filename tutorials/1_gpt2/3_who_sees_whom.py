@@ -2,9 +2,9 @@ r"""
 Attention: who sees whom
 ========================
 
-*If the file does not exist, an …* Which of these words matter for the next one? A token's vector begins with its own
-word and nothing else. In attention, tokens look at each other. Here is one attention head of a trained GPT-2. The wider a
-line, the more the token on the left takes from the token on the right.
+*If the file does not exist, an …* Which of these words matter for the next one? In attention, tokens look at each other.
+Here is one attention head of a trained GPT-2. The wider a line, the more the token on the left takes from the token on
+the right.
 """
 
 # sphinx_gallery_needs = ["2_gpt2"]
@@ -30,9 +30,26 @@ assert maps[5][0, 0, 4:].argmax(-1).tolist() == [3, 3, 1, 3, 3]
 drawings.lines(pieces, pieces, maps[5][0, 0].tolist())
 
 # %%
-# This is head 0 of block 5 (both are counted from 0), and it likes ``␣file``: of the five tokens after this word,
+# This is head 0 of block 5 (counted from 0), and it likes ``␣file``: of the five tokens after this word,
 # four look at it most. The first tokens have little to choose from, and no line goes to a later token. On this page
 # you compute these lines.
+#
+# One word, two meanings
+# ----------------------
+#
+# *set* is a noun in "This is a set", and a verb in "The value is set". Both times it is token 4, so the two lookups give
+# it the same vector. What comes next?
+
+for text in ("This is a set", "The value is set"):
+    logits = model(torch.tensor([tokenizer.start(text)]))[0, -1]  # (V,)
+    p, best = logits.softmax(-1).max(-1)
+    print(f"{text}{tokenizer.pieces([best.item()])[0]}: {p:.0%}")
+
+assert tokenizer.pieces([best.item()]) == [" to"]
+assert tokenizer.start(text)[4:] == tokenizer.start("This is a set")[4:]
+
+# %%
+# A set *of* something, or set *to* something. Every other part sees one token at a time: only attention can tell.
 #
 # Query, key, value
 # -----------------
@@ -47,7 +64,7 @@ drawings.lines(pieces, pieces, maps[5][0, 0].tolist())
 # what is in the books.
 #
 # Where do they come from? From three tables of learned numbers, by which the long vector is multiplied. Nobody decided what
-# a head should look for: the tables began at random, and training changed them, like all other numbers of the model.
+# a head should look for: the tables began at random, and training changed them.
 #
 # In GPT-2 one ``linear``, here called ``c_attn``, holds the three tables of all heads side by side. It reads ``x``, the
 # residual stream after blocks 0 to 4, normalised by ``ln_1``:
@@ -106,8 +123,6 @@ print(f"without the root, file gets {undivided.max():.2%}")
 assert undivided.argmax() == pieces.index(" file") and undivided.max() > 0.999
 
 # %%
-# Without it, ``␣an`` would look at one token and at hardly anything else.
-#
 # No looking ahead
 # ----------------
 #
@@ -127,8 +142,7 @@ def see_everything(q, k, v, visibility, dropout=0.0):
 
 
 # %%
-# Each model has one block and trains for 300 steps. You can skip these lines; the next lesson, `training
-# <4_training.ipynb>`_, explains them. The function returns the loss of every step.
+# You can skip these lines; the next lesson, `training <4_training.ipynb>`_, explains them.
 
 
 @torch.enable_grad()
@@ -175,8 +189,8 @@ assert min(honest) > 2.7
 assert max(peeking[-10:]) < 0.3
 
 # %%
-# It falls almost to 0: each token copies its answer from the one after it. Yet that model is useless. When it writes, the
-# next token does not exist yet.
+# It falls almost to 0: each token copies its answer from the one after it. Yet that model is useless: when it writes,
+# there is no next token.
 #
 # Why minus infinity is added
 # ---------------------------
