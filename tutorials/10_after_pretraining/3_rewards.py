@@ -136,7 +136,10 @@ wrong = torch.zeros(8)
 print((wrong - wrong.mean()).tolist())
 
 # %%
-# Nothing: all eight rewards equal their mean, so all advantages are 0, and nothing is pushed up or down.
+# Nothing: all eight rewards equal their mean, so all advantages are 0, and nothing is pushed up or down. A question that
+# is always answered right teaches nothing either. The trainer of `TRL
+# <https://huggingface.co/docs/trl/v0.25.0/grpo_trainer>`_ logs the share of such groups as ``frac_reward_zero_std``: if it
+# nears 1, the questions are too hard or too easy.
 #
 # Rewards strengthen what a model can do now and then. They cannot start what it never does.
 #

@@ -262,6 +262,10 @@ assert 0.75 < share < 0.97, share
 # But names in small letters are easy. On harder text rank 1 falls behind (`LoRA in depth <6a_lora_in_depth.ipynb>`_), so
 # compare with full training before you trust a small rank.
 #
+# And for a model of billions of weights? The `code of QLoRA <https://github.com/artidoro/qlora>`_ begins with r = 64 and
+# :math:`\alpha` = 16 beside every linear layer but the head, and with a learning rate of 0.0002, or 0.0001 above 13
+# billion.
+#
 # Merging
 # -------
 #
