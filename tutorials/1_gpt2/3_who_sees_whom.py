@@ -142,7 +142,7 @@ def see_everything(q, k, v, visibility, dropout=0.0):
 
 
 # %%
-# You can skip these lines; the next lesson, `training <4_training.ipynb>`_, explains them.
+# Skip these lines; the next lesson, `training <4_training.ipynb>`_, explains them.
 
 
 @torch.enable_grad()
