@@ -475,7 +475,7 @@ assert refused_then_backward(ask_first) is None
 # Which sentence is false?
 # ------------------------
 #
-# 1. A swap of large tensors takes longer, because it copies numbers.
+# 1. A swap copies no number, however large the tensors are.
 # 2. Every holder of ``p`` also sees ``p.data = x``.
 # 3. A swap is refused if another tensor shares the memory.
 
@@ -492,9 +492,8 @@ assert box[0].unit == "metre"
 assert seen["detach()"] == seen["numpy()"] == "old"  # 3
 
 # %%
-# Sentences 1 and 3 are false, and 2 is true. The numbers stay where they are in memory. Setting ``.data`` reaches
-# every holder, but leaves class and attributes as they were. And what counts for a refusal is the at::Tensor, not the
-# memory.
+# The third is false: what counts for a refusal is the at::Tensor, not the memory. The second is true, and still no way
+# to quantise: setting ``.data`` reaches every holder, but leaves class and attributes as they were.
 #
 # Exercises
 # ---------

@@ -447,7 +447,7 @@ for flag in (False, True):
 # Which sentence is false?
 # ------------------------
 #
-# 1. An optimizer cannot see changes that are made to a weight in place.
+# 1. An optimizer sees changes that are made to a weight in place.
 # 2. ``load_state_dict(assign=True)`` copies nothing, with the flag or without.
 # 3. A conversion to the dtype that a module has already is never refused.
 #
@@ -466,8 +466,8 @@ except RuntimeError as error:
     print(error, "-", str(error.__cause__)[:31])
 
 # %%
-# The first and the third sentence are false. An optimizer sees the object, whatever happens in it; and the flag swaps
-# even where there is nothing to convert.
+# The third is false: the flag swaps even where there is nothing to convert. The first is true, because an optimizer
+# sees the object, whatever happens in it.
 #
 # Exercises
 # ---------

@@ -180,7 +180,7 @@ assert errors["plain"] == errors["int8"] < errors["int4"] / 5
 # Rounding cannot be undone: what came as int4 stays as wrong as int4, though it has 8 bits now.
 #
 # One more thing comes from the module in every case: ``requires_grad``. A plain weight that is trained becomes an int8
-# weight that wants a gradient, and has none. The package refuses at the first use.
+# weight that asks for a gradient, and can have none. The package refuses at the first use.
 
 layer = module_with("plain")
 with swap_on_conversion():

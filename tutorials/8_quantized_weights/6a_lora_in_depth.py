@@ -194,7 +194,7 @@ assert lora4[1:] == lora[1:] and 8 * sum(lora4) < sum(full)
 #
 # How close does LoRA come on a harder text than the lesson's? The shipped model has read docstrings and the language
 # reference. We teach it the names of all Unicode characters, in capitals, from an old edition that never changes. Full
-# training and LoRA want different learning rates; each has one that suited it in a short trial.
+# training and LoRA need different learning rates; each has one that suited it in a short trial.
 
 edition = unicodedata.ucd_3_2_0
 names = [edition.name(chr(code), "") for code in range(0x10000)]

@@ -6,7 +6,7 @@ RoPE rotates all features of all queries and keys, in all blocks. Many models si
 features, or three blocks of four. Which features and which blocks need to know where they are?
 
 Here is a game for a small model. In each row of tokens, every letter has a number. Two kinds of token ask a question:
-``b?`` wants the number of the letter b, and ``←3`` wants the number three places back.
+``b?`` asks for the number of the letter b, and ``←3`` for the number three places back.
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/2_rope", "1_qwen3"]
