@@ -153,7 +153,7 @@ runs = {
 for name, three in runs.items():
     print(f"{name:8}", *(f"{losses[-1]:.3f}" for _, losses in three))
 final = {name: [l[-1] for _, l in three] for name, three in runs.items()}
-assert max(final["teacher"]) < min(final["labels"])
+assert all(t < l - 0.1 for l, t in zip(final["labels"], final["teacher"]))
 
 # %%
 # The one with the teacher, for each of three seeds. The teacher was asked about the same 30 stories and no others. What
@@ -176,12 +176,13 @@ ax.legend(frameon=False)
 plt.show()
 more = [l[-1] for _, l in runs["120 stories"]]
 print("120 stories", *(f"{loss:.3f}" for loss in more))
-assert sum(more) < sum(final["teacher"])
+assert abs(sum(more) - sum(final["teacher"])) / 3 < 0.15
+assert sum(more) / 3 < sum(final["labels"]) / 3 - 0.2
 assert held_out_loss(teacher) < min(final["teacher"]) - 0.3
 
 # %%
-# Here more data beats a teacher: four times as many stories, in as many steps, are worth more than the teacher's opinion
-# of a few. So distillation pays where *data* is short.
+# Four times as many stories, in as many steps, help about as much as the teacher's opinion of a few. So distillation
+# pays where *data* is short.
 #
 # All students stay far from the teacher: they have a ninth of its weights, and take few steps. This is how two of them
 # write, one that learned in each way:
@@ -211,4 +212,4 @@ for name in ("labels", "teacher"):
 #
 # * A label says which token came; a teacher says how probable every token was. Distillation imitates the distribution.
 # * Its loss is the divergence of two distributions. With a teacher who is certain, it is the usual loss.
-# * It helps where data is short. More data can help more.
+# * It helps where data is short. More data can help as much.

@@ -142,18 +142,19 @@ plt.show()
 assert first["all features"].max() < 0.3 and first["half of them"].max() < 0.4
 assert first["all, larger base"].max() < 0.3
 assert (result["none"][:, 0] < 0.1).all() and (result["none"][:, 1] > 1.3).all()
-assert last["all, larger base"][:, 1].min() > 3 > 2.08
-assert last["all, larger base"][:, 1].min() > last["half of them"][:, 1].max()
-assert last["all features"][:, 1].mean() > last["half of them"][:, 1].mean()
-assert last["half of them"][:, 0].max() < 0.2
+assert all(curves[:, 1].mean() > 1.4 for curves in last.values())
+after = {name: curves[..., 2:].mean((0, 2)) for name, curves in result.items()}
+worst, *others = sorted((loss[1].item() for loss in after.values()), reverse=True)
+assert worst == after["all, larger base"][1] > max(2.7, others[0] + 0.5)
+assert after["half of them"][0] < min(0.1, 0.7 * after["all features"][0])
 
 # %%
 # The one with the larger base, which is even worse than guessing.
 #
 # If nothing turns, the player never learns ``←3``, not even within 64 tokens, but it answers ``b?`` wherever the letter
-# is. Of the players that learn both questions, the one that turns half of its features loses the least beyond token 64.
-# In the end all three fail at ``←3``: turning less limits the damage, but it does not teach the model distances that it
-# never saw.
+# is. The player that turns half of its features learns both questions, and beyond token 64 its answers to ``b?`` stay as
+# good. With all features, they get worse. In the end all players fail at ``←3``: turning less keeps *what* apart from
+# *where*, but it does not teach a model distances that it never saw.
 #
 # Half of the features
 # --------------------
@@ -336,5 +337,5 @@ assert [b.self_attn.rotate for b in smol.model.layers] == [apply_rope] * 3 + [
 #
 # * A pair that turns compares content at a distance; a pair that does not turn compares content alone. Partial RoPE puts
 #   both kinds into each head, NoPE into different blocks.
-# * Beyond the trained length, turning less limits the damage, and a larger base alone makes it worse.
+# * Beyond the trained length, features that do not turn still find content. A larger base alone makes matters worse.
 # * Config files say it in many ways. In ``no_rope_layers`` a 1 means that the block rotates.
