@@ -153,7 +153,7 @@ runs = {
 for name, three in runs.items():
     print(f"{name:8}", *(f"{losses[-1]:.3f}" for _, losses in three))
 final = {name: [l[-1] for _, l in three] for name, three in runs.items()}
-assert all(t < l - 0.1 for l, t in zip(final["labels"], final["teacher"]))
+assert all(b < a - 0.1 for a, b in zip(final["labels"], final["teacher"]))
 
 # %%
 # The one with the teacher, for each of three seeds. The teacher was asked about the same 30 stories and no others. What

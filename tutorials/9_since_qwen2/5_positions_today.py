@@ -117,7 +117,7 @@ result = {  # (3 seeds, 2, 8) each
 }
 
 first = {name: curves[..., 0] for name, curves in result.items()}  # (3, 2)
-last = {name: curves[..., -1] for name, curves in result.items()}
+later = {name: curves[..., 2:].mean((0, 2)) for name, curves in result.items()}
 
 middle = torch.arange(16, 256, 32)
 drawn, axes = figure(4.8, 5.6, rows=2)
@@ -142,11 +142,14 @@ plt.show()
 assert first["all features"].max() < 0.3 and first["half of them"].max() < 0.4
 assert first["all, larger base"].max() < 0.3
 assert (result["none"][:, 0] < 0.1).all() and (result["none"][:, 1] > 1.3).all()
-assert all(curves[:, 1].mean() > 1.4 for curves in last.values())
-after = {name: curves[..., 2:].mean((0, 2)) for name, curves in result.items()}
-worst, *others = sorted((loss[1].item() for loss in after.values()), reverse=True)
-assert worst == after["all, larger base"][1] > max(2.7, others[0] + 0.5)
-assert after["half of them"][0] < min(0.1, 0.7 * after["all features"][0])
+assert all(curves[:, 1, -1].mean() > 1.4 for curves in result.values())
+assert later["all, larger base"][1] > 2.7 > 2.08
+assert all(
+    loss[1] < later["all, larger base"][1] - 0.5
+    for name, loss in later.items()
+    if name != "all, larger base"
+)
+assert later["half of them"][0] < min(0.1, 0.7 * later["all features"][0])
 
 # %%
 # The one with the larger base, which is even worse than guessing.
