@@ -192,21 +192,22 @@ def read_again(
     return {pages.document(name)[1:] for name in names} & env.found_docs
 
 
-#: What comes after the last lesson.
-END = "exercises/index"
+#: What comes before the first lesson, and after the last.
+START, END = "tour", "exercises/index"
 
 
 def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
     """The buttons at the end of a page follow the path."""
     name = pages.page_of(docname)
-    if app.builder.name != "html" or (name is None and docname != END):
+    if app.builder.name != "html" or (name is None and docname not in (START, END)):
         return
-    before, after = beside(name) if name else (pages.lessons()[-1], None)
-    last = END if name and translation.has(END) else None
+    first, *_between, last = pages.lessons()
+    before, after = beside(name) if name else ((None, first) if docname == START else (last, None))
+    start, end = (one if name and translation.has(one) else None for one in (START, END))
     context["place"] = place(name) if name else ""
     ends = {
-        "prev": pages.document(before)[1:] if before else None,
-        "next": pages.document(after)[1:] if after else last,
+        "prev": pages.document(before)[1:] if before else start,
+        "next": pages.document(after)[1:] if after else end,
     }
     for button, target in ends.items():
         if target:
