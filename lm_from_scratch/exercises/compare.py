@@ -22,7 +22,13 @@ TOLERANCES = {
 }
 GRADIENT_TOLERANCE = (1e-4, 1e-5)
 
+#: The kind of a fault that another order of the arguments in memory alone brings out.
+MEMORY = "memory"
+
 Tolerance = tuple[float, float]
+#: What is asked where float64 was wanted, and no more is right than float32 holds.
+FLOAT32 = "; is anything computed in float32?"
+
 _isnan, _isinf, _where, _abs = torch.isnan, torch.isinf, torch.where, torch.abs
 
 
@@ -30,7 +36,7 @@ _isnan, _isinf, _where, _abs = torch.isnan, torch.isinf, torch.where, torch.abs
 class Fault:
     """The first thing wrong with a result, in words for the student."""
 
-    kind: str  # stub, raised, time, type, shape, dtype, values, changed, gradient
+    kind: str  # stub, raised, time, type, shape, dtype, values, changed, gradient, memory
     text: str
 
 
@@ -68,7 +74,11 @@ def compare(
             return None
         if math.isnan(got) and math.isnan(want):
             return None
-        return Fault("values", f"{name} is {got:.8g}, expected {want:.8g}")
+        a, b = _unlike(got, want)
+        text = f"{name} is {a}, expected {b}"
+        if relative < 1e-8 and _rounded(*(torch.tensor([x]).double() for x in (got, want))):
+            text += FLOAT32
+        return Fault("values", text)
     else:
         if type(got) is type(want) and bool(got == want):
             return None
@@ -119,7 +129,20 @@ def _compare_tensors(
     a, b = _unlike(got[at].item(), want[at].item())
     text = f"{_how_many(wrong, got, want, name)}; largest error {distance[at].item():.3g} at "
     text += f"{list(at)}: got {a}, expected {b}"
-    return Fault("values", f"{text} (allowed {absolute:.0e} + {relative:.0e}*|expected|)")
+    text += f" (allowed {absolute:.0e} + {relative:.0e}*|expected|)"
+    if want.dtype == torch.float64 and relative < 1e-8 and _rounded(g[wrong], w[wrong]):
+        text += FLOAT32
+    return Fault("values", text)
+
+
+def _rounded(got: Tensor, want: Tensor) -> bool:
+    """Whether numbers of float64 differ as float32 makes them differ: by its rounding, and either
+    float32 holds what was found, or it was rounded up and down."""
+    error = (got - want) * want.sign()
+    if not bool((error.abs() <= 1e-5 * want.abs().max()).all()):
+        return False
+    both_ways = bool((error > 0).any()) and bool((error < 0).any())
+    return both_ways or (bool(got.any()) and bool((got == got.float().double()).all()))
 
 
 def _how_many(wrong: Tensor, got: Tensor, want: Tensor, name: str) -> str:

@@ -6,7 +6,7 @@ itself is compared with the results of all planted wrong answers, on the very in
 
 from lm_from_scratch.exercises.compare import GRADIENT_TOLERANCE, compare, has_nan
 from lm_from_scratch.exercises.exercise import Case, Exercise, Wrong
-from lm_from_scratch.exercises.run import Outcome, judge, outcome
+from lm_from_scratch.exercises.run import Outcome, judge, tried
 from lm_from_scratch.exercises.source import answer
 
 
@@ -45,7 +45,7 @@ def also_fails(
     """How many of the cases that the student passed a wrong answer fails."""
     function = answer(exercise, wrong.answer)
     return sum(
-        judge(exercise.cases[n], outcome(exercise, n, function, seed), wants[n]) is not None
+        judge(exercise.cases[n], tried(exercise, n, function, wants[n], seed), wants[n]) is not None
         for n in passed
     )
 
@@ -60,7 +60,7 @@ def explained(
     """The numbers of the failed cases that a wrong answer explains."""
     function, numbers = answer(exercise, wrong.answer), []
     for number, got in failed.items():
-        theirs = outcome(exercise, number, function, seed)
+        theirs = tried(exercise, number, function, wants[number], seed)
         case = exercise.cases[number]
         if judge(case, theirs, wants[number]) and alike(case, got, theirs):
             numbers.append(number)
@@ -68,8 +68,10 @@ def explained(
 
 
 def alike(case: Case, a: Outcome, b: Outcome) -> bool:
-    """Whether two outcomes cannot be told apart."""
-    if a.fault or b.fault or a.changed != b.changed:
+    """Whether two outcomes cannot be told apart, in either call."""
+    if a.fault or b.fault or a.changed != b.changed or (a.again is None) != (b.again is None):
+        return False
+    if a.again and b.again and not alike(case, a.again, b.again):
         return False
     if compare(a.value, b.value, case.tolerance) or a.gradients.keys() != b.gradients.keys():
         return False

@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import Parameter
 
 
 def normal(
     g: Generator, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Normal numbers of a shape, made in float32 and then converted."""
-    return (torch.randn(shape, generator=g) * scale).to(dtype)
+    """Normal numbers of a shape: in float64 with all digits of it, else drawn in float32."""
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32
+    return (torch.randn(shape, generator=g, dtype=drawn) * scale).to(dtype)
 
 
 def integers(g: Generator, low: int, high: int, *shape: int) -> Tensor:
@@ -27,6 +29,34 @@ def integer(g: Generator, low: int, high: int) -> int:
 def strided(x: Tensor) -> Tensor:
     """The same numbers in another order in memory: its last two dimensions are transposed."""
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def scattered(x: Tensor) -> Tensor:
+    """The same numbers in another order in memory: all axes the other way round; where that is
+    their usual order, what is no number lies between them."""
+    order = tuple(range(x.dim()))[::-1]
+    other = x.permute(order).contiguous().permute(order)
+    if not other.is_contiguous():
+        return other
+    between = torch.full_like(x, torch.nan if x.is_floating_point() else 1)
+    return torch.stack([x, between], dim=-1)[..., 0]
+
+
+def turned(value: Any, seen: dict[int, Tensor] | None = None) -> Any:
+    """Arguments whose tensors are scattered, those in lists and dicts too. One that is there twice
+    is one afterwards."""
+    seen = {} if seen is None else seen
+    is_weight = type(value) is Parameter
+    if is_weight or (type(value) is Tensor and not value.requires_grad):
+        if id(value) not in seen:
+            other = scattered(value.detach())
+            seen[id(value)] = Parameter(other, value.requires_grad) if is_weight else other
+        return seen[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(turned(part, seen) for part in value)
+    if type(value) is dict:
+        return {key: turned(part, seen) for key, part in value.items()}
+    return value
 
 
 def refusal(error: type[Exception] = ValueError) -> Callable[..., str]:

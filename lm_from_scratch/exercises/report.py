@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 
-from lm_from_scratch.exercises.compare import Fault, describe
+from lm_from_scratch.exercises.compare import MEMORY, Fault, describe
 from lm_from_scratch.exercises.diagnose import diagnose
 from lm_from_scratch.exercises.exercise import Case, Exercise, Wrong
 from lm_from_scratch.exercises.run import (
     Outcome,
     argument_names,
     arguments,
+    in_other_memory,
     judge,
-    outcome,
+    tried,
     values,
+    wanted,
 )
 
 
@@ -30,6 +32,11 @@ class Result:
     case: Case
     fault: Fault | None
     outcome: Outcome
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether it holds, but for another order of the arguments in memory."""
+        return self.fault is not None and self.fault.kind == MEMORY
 
 
 @dataclass
@@ -56,10 +63,13 @@ class Report:
 
     @property
     def points(self) -> float:
-        """Points of the cases that passed; none while a guard fails."""
-        if not self.written or any(result.case.guard for result in self.failed):
+        """Points of the cases that passed; none while a guard fails. Those that fail by an order in
+        memory alone have one fault in common: it costs as much as the cheapest of them."""
+        if not self.written or any(r.case.guard and not r.by_memory for r in self.failed):
             return 0.0
-        return float(sum(r.case.points for r in self.results if not r.fault and not r.case.guard))
+        counted = [r for r in self.results if not r.case.guard]
+        right = sum(r.case.points for r in counted if not r.fault or r.by_memory)
+        return float(right - min((r.case.points for r in counted if r.by_memory), default=0))
 
     def text(self) -> str:
         """The report that a student reads."""
@@ -87,6 +97,10 @@ class Report:
                 if not explained:
                     lines += self.advice(result)
                     explained = True
+        if sum(result.by_memory for result in self.failed) > 1:
+            lines.append(
+                "What only another order in memory brings out costs the points of one check."
+            )
         if self.passed and len(self.results) == len(exercise.cases):
             lines.append("All checks hold. A grading run repeats them with other numbers.")
         elif not self.points and any(result.case.guard for result in self.failed):
@@ -95,7 +109,7 @@ class Report:
 
     def advice(self, result: Result) -> list[str]:
         """Below the first failed case: the call, what the case is about, how to repeat it."""
-        lines = indent(f"call: {call_text(self.exercise, result.number, self.seed)}")
+        lines = indent(f"call: {call_text(self.exercise, result, self.seed)}")
         lines += indent(f"this case is about: {result.case.hint}")
         most = 10 if len(self.results) > 1 else 1000
         for line in result.outcome.printed.splitlines()[:most]:
@@ -117,9 +131,11 @@ def indent(text: str) -> list[str]:
     return [f"          {line}" for line in text.splitlines()]
 
 
-def call_text(exercise: Exercise, number: int, seed: int) -> str:
-    """The call of a case in words: names, dtypes, shapes."""
-    call = arguments(exercise.cases[number], number, seed)
+def call_text(exercise: Exercise, result: Result, seed: int) -> str:
+    """The call of a failed case in words: names, dtypes, shapes."""
+    again = result.outcome.again is not None  # it failed in the second call
+    call = arguments(result.case, result.number, result.outcome.seed if again else seed)
+    call = in_other_memory(call) if again else call
     pairs = zip(argument_names(exercise, call), values(call), strict=True)
     listed = (f"{name} {describe(value)}" if hasattr(value, "shape") else
               f"{name}={describe(value)}" for name, value in pairs)  # fmt: skip
@@ -172,17 +188,17 @@ def examine(
     if lacks := missing(exercise):
         return Report(exercise, seed, [], written=False, missing=lacks)
     # First of all, and all of them: the student's code may replace what they are computed with.
-    wants = {number: outcome(exercise, number, exercise.reference, seed) for number in numbers}
-    for want in wants.values():
-        if want.fault:
-            raise RuntimeError(f"{exercise.name}: the reference fails: {want.fault.text}")
+    wants = {number: wanted(exercise, number, seed) for number in numbers}
+    for fault in (call.fault for want in wants.values() for call in (want, want.again) if call):
+        if fault:
+            raise RuntimeError(f"{exercise.name}: the reference fails: {fault.text}")
     results = []
     share = None if seconds is None else seconds / 4
     for number in numbers:
-        got = outcome(exercise, number, function, seed, share)
-        if share and got.fault and got.fault.kind == "time":
-            share = max(0.1, share / 4)
+        got = tried(exercise, number, function, wants[number], seed, share)
         fault = judge(exercise.cases[number], got, wants[number])
+        if share and fault and fault.kind == "time":
+            share = max(0.1, share / 4)
         results.append(Result(number, exercise.cases[number], fault, got))
     # a class may have some methods written and others not: only a whole stub says no more
     if all(result.fault and result.fault.kind == "stub" for result in results):

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lm_from_scratch.exercises.compare import GRADIENT_TOLERANCE, Fault, compare
+from lm_from_scratch.exercises.compare import GRADIENT_TOLERANCE, MEMORY, Fault, compare
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise
+from lm_from_scratch.exercises.inputs import turned
 
 #: Code in these places is not the student's.
 #:
@@ -30,62 +31,139 @@ FOREIGN = (
     str(Path(__file__).parents[1]) + os.sep,
     "<frozen",
 )
+_equal = torch.equal  # as it is now: code that is checked may replace it
+
+
+#: Of the second call: its arguments come from seeds that begin so much later, and of so many those
+#: are taken that give the shapes and the numbers of the first call.
+LATER, TRIES = 500, 6
 
 
 @dataclass
 class Outcome:
-    """What a function did in one case."""
+    """What a function did in one case.
+
+    * ``changed``: arguments that are not what they were
+    * ``fault``: it raised, or is not written
+    * ``again``: what it did when it was called once more with other values; None if it was not
+    * ``seed``: of the arguments of the second call
+    * ``in_order``: whether it would have been right the second time with the usual order in memory
+    """
 
     value: Any = None
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
-    changed: tuple[str, ...] = ()  # arguments that are not what they were
-    fault: Fault | None = None  # it raised, or is not written
+    changed: tuple[str, ...] = ()
+    fault: Fault | None = None
     printed: str = ""
+    again: "Outcome | None" = None
+    seed: int = 0
+    in_order: bool = False
 
 
-def outcome(
+def wanted(exercise: Exercise, number: int, seed: int) -> Outcome:
+    """What the reference does in one case, in both calls. The arguments of the second have other
+    values, and their tensors another order in memory. Numbers alone are asked for once: whoever
+    remembers what came of them is right."""
+    case = exercise.cases[number]
+    with kept_state(), quiet():
+        first = _arguments(case, number, seed)
+        alike = [signature(value) for value in values(first)]
+        want = _outcome(exercise, number, exercise.reference, first, seed)
+        if any(isinstance(value, (Tensor, list, tuple, dict)) for value in values(first)):
+            for want.seed in range(seed + LATER, seed + LATER + TRIES):
+                second = _arguments(case, number, want.seed)
+                if [signature(value) for value in values(second)] == alike:
+                    break
+            second = in_other_memory(second)
+            want.again = _outcome(exercise, number, exercise.reference, second, seed)
+    return want
+
+
+def tried(
     exercise: Exercise,
     number: int,
     function: Callable[..., Any],
+    want: Outcome,
     seed: int,
     seconds: float | None = None,
 ) -> Outcome:
-    """Run one case with a function. Exceptions become a fault; Ctrl-C passes through.
+    """What a function does in one case; it is called again if it was right the first time.
+    Exceptions become a fault; Ctrl-C passes through.
 
+    * ``want``: what the reference does
     * ``seconds``: end a loop that has taken so much processor time; None waits for ever
     """
     case = exercise.cases[number]
     with kept_state(), quiet() as printed:  # once: it costs as much as a small case
-        call, untouched = _arguments(case, number, seed), _arguments(case, number, seed)
-        names = argument_names(exercise, call)
-        leaves = require_gradients(names, call) if case.gradient else {}
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed: slow, and CUDA's too
-        random.seed(seed)
-        try:
-            with time_limit(seconds):
-                value = case.use(function, *call.args, **call.kwargs)
-                gradients = gradients_of(value, leaves) if case.gradient else {}
-                value = detached(value)
-        except (Exception, SystemExit, OutOfTime) as error:
-            if isinstance(error, NotImplementedError) and not error.args:  # torch's says something
-                return Outcome(fault=Fault("stub", "not written yet"))
-            kind = "time" if isinstance(error, OutOfTime) else "raised"
-            fault = Fault(kind, what_was_raised(error))
-            return Outcome(fault=fault, printed=printed.getvalue())
-    after, before = flat(names, call), flat(names, untouched)
+        got = _outcome(exercise, number, function, _arguments(case, number, seed), seed, seconds)
+        if want.again and not judge_call(case, got, want):
+            other = in_other_memory(_arguments(case, number, want.seed))
+            got.again = _outcome(exercise, number, function, other, seed, seconds)
+            got.seed = want.seed
+            if judge_call(case, got.again, want.again):
+                plain = _arguments(case, number, want.seed)
+                third = _outcome(exercise, number, function, plain, seed, seconds)
+                got.in_order = judge_call(case, third, want.again) is None
+        got.printed = printed.getvalue()
+    return got
+
+
+def _outcome(
+    exercise: Exercise,
+    number: int,
+    function: Callable[..., Any],
+    call: Call,
+    seed: int,
+    seconds: float | None = None,
+) -> Outcome:
+    """One call."""
+    case, names = exercise.cases[number], argument_names(exercise, call)
+    before = {
+        n: x.detach().clone() if isinstance(x, Tensor) else x for n, x in parts(names, call).items()
+    }
+    leaves = require_gradients(names, call) if case.gradient else {}
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed: slow, and CUDA's too
+    random.seed(seed)
+    try:
+        with time_limit(seconds):
+            value = case.use(function, *call.args, **call.kwargs)
+            gradients = gradients_of(value, leaves) if case.gradient else {}
+            value = detached(value)
+    except (Exception, SystemExit, OutOfTime) as error:
+        if isinstance(error, NotImplementedError) and not error.args:  # torch's says something
+            return Outcome(fault=Fault("stub", "not written yet"))
+        kind = "time" if isinstance(error, OutOfTime) else "raised"
+        return Outcome(fault=Fault(kind, what_was_raised(error)))
+    finally:
+        usual_settings()
+    after = parts(names, call)
     alike = {n for n in after.keys() & before.keys() if same(after[n], before[n])}
-    changed = tuple(n for n in before | after if n not in alike and n not in case.changes)
-    return Outcome(value, gradients, changed, printed=printed.getvalue())
+    return Outcome(value, gradients, tuple(n for n in before | after if n not in alike))
 
 
 def judge(case: Case, got: Outcome, want: Outcome) -> Fault | None:
     """The first thing wrong with an outcome, beside that of the reference."""
+    if (fault := judge_call(case, got, want)) or not (got.again and want.again):
+        return fault
+    if not (fault := judge_call(case, got.again, want.again)):
+        return None
+    if got.in_order:
+        text = "right, but not for the same shapes in another order in memory"
+        return Fault(MEMORY, f"{text} (is there a view, or as_strided?): {fault.text}")
+    text = "right the first time; called again with other numbers of the same shapes"
+    if not got.again.fault and not compare(got.again.value, want.value, case.tolerance):
+        return Fault("values", f"{text}, it gave the first result again: does it remember it?")
+    return Fault(fault.kind, f"{text}: {fault.text}")
+
+
+def judge_call(case: Case, got: Outcome, want: Outcome) -> Fault | None:
+    """The first thing wrong with what one call did."""
     if got.fault:
         return got.fault
     if fault := compare(got.value, want.value, case.tolerance):
         return fault
-    if got.changed:
-        text = f"your code wrote into its argument {' and '.join(got.changed)}"
+    if changed := [name for name in got.changed if name not in want.changed]:
+        text = f"it changes its input: your code wrote into its argument {' and '.join(changed)}"
         return Fault("changed", f"{text}: the caller still needs it")
     for name, expected in want.gradients.items():
         if expected is None:
@@ -110,6 +188,12 @@ def _arguments(case: Case, number: int, seed: int) -> Call:
     return case.make(Generator().manual_seed(1000 * seed + number))
 
 
+def in_other_memory(call: Call) -> Call:
+    """The same arguments, their tensors in another order in memory."""
+    args, kwargs = turned((call.args, call.kwargs))
+    return Call(args, kwargs)
+
+
 def argument_names(exercise: Exercise, call: Call) -> list[str]:
     """A name for each argument, from the signature of the reference where it has one."""
     try:
@@ -127,35 +211,52 @@ def values(call: Call) -> list[Any]:
     return [*call.args, *call.kwargs.values()]
 
 
-def flat(names: list[str], call: Call) -> dict[str, Tensor]:
-    """Every tensor among the arguments, those in lists and dicts too, by a readable name."""
-    tensors: dict[str, Tensor] = {}
+def signature(value: Any, inside: bool = False) -> Any:
+    """What two arguments share that look alike: the shapes of tensors and lists, and numbers that
+    are in no list."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(signature(part, True) for part in value)
+    if isinstance(value, dict):
+        return tuple((key, signature(part, True)) for key, part in value.items())
+    if not inside and isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    return type(value)
+
+
+def parts(names: list[str], call: Call) -> dict[str, Any]:
+    """Every tensor, number and text among the arguments, those in lists and dicts too, by a
+    readable name."""
+    found: dict[str, Any] = {}
 
     def add(name: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            tensors[name] = value
-        elif isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)):
             for i, part in enumerate(value):
                 add(f"{name}[{i}]", part)
         elif isinstance(value, dict):
             for key, part in value.items():
                 add(f"{name}[{key!r}]", part)
+        elif isinstance(value, (Tensor, bool, int, float, str, type(None))):
+            found[name] = value
 
     for name, value in zip(names, values(call), strict=True):
         add(name, value)
-    return tensors
+    return found
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Equal values, NaN with NaN."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b or (a != a and b != b))
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    return _equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def require_gradients(names: list[str], call: Call) -> dict[str, Tensor]:
     """The floating-point arguments by name, which require gradients from now on."""
-    tensors = flat(names, call)
+    tensors = {n: x for n, x in parts(names, call).items() if isinstance(x, Tensor)}
     return {n: x.requires_grad_() for n, x in tensors.items() if x.is_floating_point()}
 
 
@@ -164,7 +265,9 @@ def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
     of a dict's keys changes nothing."""
     g = Generator().manual_seed(0)
     total: Tensor | None = None
-    for _, out in sorted(flat(["result"], Call((value,), {})).items()):
+    for _, out in sorted(parts(["result"], Call((value,), {})).items()):
+        if not isinstance(out, Tensor):
+            continue
         direction = torch.randn(out.shape, generator=g, dtype=torch.float64)
         if out.requires_grad:
             term = (out.double() * direction).sum()
@@ -289,11 +392,8 @@ def kept_state() -> Iterator[None]:
         torch.is_grad_enabled(),
     )
     try:
-        on_device(torch.device("cpu"))
-        torch.set_default_dtype(torch.float32)
-        torch.set_num_threads(1)
         with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
-            torch.set_grad_enabled(True)
+            usual_settings()
             yield
     finally:
         random.setstate(random_state)
@@ -303,6 +403,14 @@ def kept_state() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(gradients)
+
+
+def usual_settings() -> None:
+    """What every case begins with."""
+    on_device(torch.device("cpu"))
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(True)
 
 
 def on_device(device: torch.device) -> None:

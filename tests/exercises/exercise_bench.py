@@ -14,7 +14,7 @@ from lm_from_scratch.exercises import diagnose, report
 from lm_from_scratch.exercises.compare import Fault
 from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.report import Report, Result, examine, missing
-from lm_from_scratch.exercises.run import Outcome, judge, outcome
+from lm_from_scratch.exercises.run import Outcome, judge, tried, wanted
 from lm_from_scratch.exercises.source import answer, load, stub
 
 ANSWERS = Path(__file__).with_name("answers")
@@ -28,13 +28,17 @@ class Bench:
     def __init__(self, exercise: Exercise) -> None:
         self.exercise = exercise
         self.numbers = range(len(exercise.cases))
-        self.outcome = cache(partial(outcome, exercise))
+        self.wanted = cache(partial(wanted, exercise))
+        self.outcome = cache(self.tried)
+
+    def tried(self, number: int, function: Callable[..., Any], seed: int = 0) -> Outcome:
+        """What a function does in a case."""
+        return tried(self.exercise, number, function, self.wanted(number, seed), seed, SECONDS)
 
     def fault(self, number: int, function: Callable[..., Any], seed: int = 0) -> Fault | None:
         """What is wrong with a function in a case; None where nothing is."""
-        want = self.outcome(number, self.exercise.reference, seed)
-        got = outcome(self.exercise, number, function, seed, SECONDS)
-        return judge(self.exercise.cases[number], got, want)
+        got = self.tried(number, function, seed)
+        return judge(self.exercise.cases[number], got, self.wanted(number, seed))
 
     def rejects(self, number: int, function: Callable[..., Any], seed: int = 0) -> str:
         """Why a case rejects a function; empty if it does not."""
@@ -56,12 +60,13 @@ class Bench:
     def examine(self, function: Callable[..., Any]) -> Report:
         """The report of a student. A diagnosis runs every planted answer: here each runs once."""
 
-        def cached(_: Exercise, number: int, function: Any, seed: int, *__: Any) -> Outcome:
-            return self.outcome(number, function, seed, SECONDS)
+        def cached(_: Any, number: int, function: Any, want: Any, seed: int, *__: Any) -> Outcome:
+            return self.outcome(number, function, seed)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(diagnose, "outcome", cached)
-            patch.setattr(report, "outcome", cached)
+            patch.setattr(diagnose, "tried", cached)
+            patch.setattr(report, "tried", cached)
+            patch.setattr(report, "wanted", lambda _, *given: self.wanted(*given))
             return examine(self.exercise, function)
 
     def stub(self) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from course import plans
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise, Wrong, exercise
 from lm_from_scratch.exercises.report import missing
-from lm_from_scratch.exercises.run import judge, outcome
+from lm_from_scratch.exercises.run import judge, tried, wanted
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels are voted on
 
@@ -241,13 +241,13 @@ def rejected(name: str) -> dict[str, list[str]]:
     changes = [wrong for wrong in one.wrong if isinstance(wrong.answer, Mapping)]
     if missing(one):
         return {wrong.label: [wrong.case] for wrong in changes}
-    wants = [outcome(one, number, one.reference, 0) for number in range(len(one.cases))]
+    wants = [wanted(one, number, 0) for number in range(len(one.cases))]
     answers = {wrong.label: source.answer(one, wrong.answer) for wrong in changes}
     return {
         label: [
             case.name
             for number, case in enumerate(one.cases)
-            if judge(case, outcome(one, number, answer, 0), wants[number])
+            if judge(case, tried(one, number, answer, wants[number], 0), wants[number])
         ]
         for label, answer in answers.items()
     }
