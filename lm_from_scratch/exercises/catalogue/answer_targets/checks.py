@@ -28,7 +28,12 @@ def reference(chats: list[list[int]], spans: Spans, length: int) -> Tensor:
 Chat = tuple[list[int], list[tuple[int, int]]]
 
 
-def chat(g: Generator, turns: str, low: int = 5) -> Chat:
+def words(g: Generator, n: int) -> list[int]:
+    """Tokens that are none of the template."""
+    return integers(g, 5, 151_936, n).tolist()
+
+
+def chat(g: Generator, turns: str) -> Chat:
     """A chat of turns by the user (u) and the assistant (a, or e for an answer without words)."""
     ids: list[int] = []
     spans = []
@@ -36,8 +41,7 @@ def chat(g: Generator, turns: str, low: int = 5) -> Chat:
         ids += [START, USER if turn == "u" else ASSISTANT]
         start = len(ids)
         if turn != "e":
-            n = integer(g, 2, 6)
-            ids += integers(g, low, 60, n).tolist()
+            ids += words(g, integer(g, 2, 6))
         if turn != "u":
             spans.append((start, len(ids)))
         ids.append(END)
@@ -66,7 +70,7 @@ def any_token(g: Generator) -> Call:
 
 def begins(g: Generator) -> Call:
     """The assistant's first words have no template before them."""
-    ids = [*integers(g, 5, 60, 4).tolist(), END, START, USER, *integers(g, 5, 60, 2).tolist(), END]
+    ids = [*words(g, 4), END, START, USER, *words(g, 2), END]
     return given([(ids, [(0, 4)]), ([END, START, USER, 9, END], [(0, 0)])])
 
 
@@ -75,8 +79,8 @@ def cut_within(g: Generator) -> Call:
     length = integer(g, 14, 18)
     chats = []
     for left in (2, 1, 0):  # what is cut off
-        body = [START, USER, *integers(g, 5, 60, length - 8 + left).tolist(), END, START, ASSISTANT]
-        chats.append(([*body, *integers(g, 5, 60, 2).tolist(), END], [(len(body), len(body) + 2)]))
+        body = [START, USER, *words(g, length - 8 + left), END, START, ASSISTANT]
+        chats.append(([*body, *words(g, 2), END], [(len(body), len(body) + 2)]))
     chats[2][0].extend([START, USER, END])
     return given(chats, length)
 

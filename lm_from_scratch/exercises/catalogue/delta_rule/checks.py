@@ -29,8 +29,8 @@ def inputs(
 ) -> Call:
     """Keys of length 1; a gate and a rate for all tokens, where they are given."""
     Dk, Dv = widths
-    q, k = (unit_length(normal(g, 2, 3, tokens, Dk)) for _ in range(2))
-    v, state = normal(g, 2, 3, tokens, Dv), normal(g, 2, 3, Dk, Dv)
+    q, k = (unit_length(normal(g, 2, 3, tokens, Dk, dtype=dtype)) for _ in range(2))
+    v, state = normal(g, 2, 3, tokens, Dv, dtype=dtype), normal(g, 2, 3, Dk, Dv, dtype=dtype)
     gates = -2 * torch.rand(2, 3, tokens, generator=g)
     beta = 0.1 + 0.8 * torch.rand(2, 3, tokens, generator=g)
     if gate is not None:

@@ -240,9 +240,12 @@ def without_graph(make: Callable[..., Cache], n_layer: int, layers: Pairs) -> An
 # ------------------------------------------------------------------------------------- arguments
 
 
-def text(g: Generator, n_layer: int, n: int = 10, B: int = 2) -> Pairs:
+def text(
+    g: Generator, n_layer: int, n: int = 10, B: int = 2, dtype: torch.dtype = torch.float32
+) -> Pairs:
     """Keys (B, 3, n, 4) and values (B, 3, n, 5) for every layer."""
-    return [(normal(g, B, 3, n, 4), normal(g, B, 3, n, 5)) for _ in range(n_layer)]
+    sizes = (B, 3, n, 4), (B, 3, n, 5)
+    return [tuple(normal(g, *size, dtype=dtype) for size in sizes) for _ in range(n_layer)]  # type: ignore[misc]
 
 
 def one_layer(g: Generator) -> Call:
@@ -265,7 +268,7 @@ def two_texts(g: Generator) -> Call:
 
 
 def another_batch(g: Generator) -> Call:
-    layers = [(k.double(), v.double()) for k, v in text(g, 2, B=3)]
+    layers = text(g, 2, B=3, dtype=torch.float64)
     return call(n_layer=2, layers=layers, others=text(g, 2))
 
 

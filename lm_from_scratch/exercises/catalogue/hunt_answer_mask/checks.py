@@ -36,12 +36,17 @@ def reference(chats: list[list[int]]) -> Batch:
     return {"input_ids": idx, "targets": targets}
 
 
+def words(g: Generator, n: int) -> list[int]:
+    """Tokens that are none of the template."""
+    return integers(g, 5, 151_936, n).tolist()
+
+
 def chat(g: Generator, turns: str) -> list[int]:
     """Turns by the user (u) and the assistant (a, or e for an answer without words)."""
     ids: list[int] = []
     for turn in turns:
-        words = integers(g, 5, 60, integer(g, 2, 6)).tolist() if turn != "e" else []
-        ids += [START, USER if turn == "u" else ASSISTANT, *words, END]
+        said = words(g, integer(g, 2, 6)) if turn != "e" else []
+        ids += [START, USER if turn == "u" else ASSISTANT, *said, END]
     return ids
 
 
@@ -56,16 +61,16 @@ def short(g: Generator) -> Call:
 
 def cut(g: Generator) -> Call:
     """Cut in an answer, after the role, before the end; padding follows each of them."""
-    words = chat(g, "ua")
+    whole = chat(g, "ua")
     role = len(chat(g, "u"))
     at = integer(g, 1, 3)
     bare = [*chat(g, "u"), START, ASSISTANT]
-    return call([words[:-at], bare, words[:-1], chat(g, "uauau"), [START, USER] + [7] * role])
+    return call([whole[:-at], bare, whole[:-1], chat(g, "uauau"), [START, USER] + [7] * role])
 
 
 def in_a_text(g: Generator) -> Call:
     """The number of the role as a word, in questions and answers, and 0."""
-    asked, said = integers(g, 5, 60, 3).tolist(), integers(g, 5, 60, 2).tolist()
+    asked, said = words(g, 3), words(g, 2)
     question = [START, USER, ASSISTANT, *asked, ASSISTANT, 0, END]
     answer = [START, ASSISTANT, ASSISTANT, 0, *said, ASSISTANT, USER, END]
     return call([question + answer + question, question + answer])

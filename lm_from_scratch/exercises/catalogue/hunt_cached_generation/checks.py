@@ -1,6 +1,7 @@
 """Three faults of a generation loop with a cache, each hidden by the one before (G1, G2, G4)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,11 +89,12 @@ def twice(write: Write, weights: Weights, prompt: Tensor, n: int, chunk: int) ->
 # ------------------------------------------------------------------------------------- arguments
 
 
-def arguments(g: Generator, T: int, n: int, chunk: int, B: int = 3) -> Call:
-    V, C, P = 29, 6, max(16, T + n)
-    weights = normal(g, V, C), normal(g, P, C), normal(g, C, 3 * C, scale=0.6), normal(g, C, V)
-    double = tuple(x.double() for x in weights)
-    return call(weights=double, prompt=integers(g, 0, V, B, T), n=n, chunk=chunk)
+def arguments(g: Generator, T: int, n: int, chunk: int, B: int = 3, vocabulary: int = 29) -> Call:
+    """The model reads any token of the vocabulary, and writes the first 29."""
+    V, C, P = vocabulary, 6, max(16, T + n)
+    double = partial(normal, g, dtype=torch.float64)
+    weights = double(V, C), double(P, C), double(C, 3 * C, scale=0.6), double(C, 29)
+    return call(weights=weights, prompt=integers(g, V - 29, V, B, T), n=n, chunk=chunk)
 
 
 def in_one_piece(g: Generator) -> Call:
@@ -189,7 +191,7 @@ CASES = (
     Case("a prompt token by token", lambda g: arguments(g, T=4, n=2, chunk=1, B=1),
          "the past counts tokens, whoever chose them; a piece has `chunk` of them",
          use=read_and_logits),
-    Case("a prompt of 300 tokens", lambda g: arguments(g, T=300, n=2, chunk=150, B=1),
+    Case("a prompt of 300 tokens", lambda g: arguments(g, T=300, n=2, chunk=150, B=1, vocabulary=33_000),
          "a token sees all tokens before it, however many there are", use=by_round),
     Case("two calls", in_one_piece, "each call begins with an empty cache", use=twice),
 )  # fmt: skip

@@ -25,9 +25,9 @@ def reference(ids: list[int], length: int) -> Row:
     return {"input_ids": row, "attention_mask": real.long(), "labels": row.where(real, IGNORE)}
 
 
-def text(g: Generator, n: int) -> list[int]:
-    """Tokens from 1 to 96: none of them is the padding token."""
-    ids: list[int] = integers(g, 1, 97, n).tolist()
+def text(g: Generator, n: int, vocabulary: int = 151_936) -> list[int]:
+    """Tokens from 1 on: none of them is the padding token."""
+    ids: list[int] = integers(g, 1, vocabulary, n).tolist()
     return ids
 
 
@@ -138,7 +138,7 @@ CASES = (
     Case(SHORT_LABELS, short,
          "which labels does the loss leave out, and which of these do you see?", points=3,
          use=part("labels"), teaching="the second defect alone"),
-    Case("the loss that is reported for two tokens in a row of 32", lambda g: call(text(g, 2), 32),
+    Case("the loss that is reported for two tokens in a row of 32", lambda g: call(text(g, 2, 97), 32),
          "this model says nothing but padding; it pays 10 for each real token, and should pay "
          "nothing for the rest", use=reported, teaching="the symptom that the user saw"),
     Case(HOLDS_PAD, with_padding_token,

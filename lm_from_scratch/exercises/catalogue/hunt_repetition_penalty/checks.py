@@ -40,6 +40,12 @@ def own_tokens(g: Generator, B: int, T: int, V: int) -> Tensor:
     return torch.randperm(V, generator=g)[: B * T].view(B, T)
 
 
+def many(g: Generator) -> Call:
+    """More tokens than 16 bits count; the last two are among those that have occurred."""
+    idx = torch.cat([own_tokens(g, 1, 68, 32_998), torch.tensor([[32_999, 32_998]])], dim=1)
+    return call(sizes(g, 1, 33_000), idx, 1.3)
+
+
 def repeated(g: Generator) -> Call:
     idx = own_tokens(g, 1, 4, 8)
     return call(sizes(g, 1, 8), torch.cat([idx, idx[:, :1], idx[:, :2]], dim=1), 1.5)
@@ -161,7 +167,7 @@ CASES = (
     Case(FORBIDDEN, forbidden,
          "0 times infinity is NaN: choose with torch.where, do not multiply with a mask",
          guard=True),
-    Case(LONG, lambda g: call(sizes(g, 1, 33_000), own_tokens(g, 1, 70, 33_000), 1.3),
+    Case(LONG, many,
          "all tokens of the row are bent, however many there are", guard=True),
     Case(NEGATIVE, negative,
          "-1.65 / 2 is -0.825, which is larger: what makes a negative number smaller?", points=3,

@@ -29,11 +29,11 @@ def inputs(
 ) -> Call:
     """Heads and key heads, queries and keys; a number for all gates, where one is given."""
     (H, Hkv), (T, S) = heads, tokens
-    both = normal(g, 2, T, H, 2 * width, scale=scale)
+    both = normal(g, 2, T, H, 2 * width, scale=scale, dtype=dtype)
     if gate is not None:
         both[..., width:] = gate
-    k, v = (normal(g, 2, Hkv, S, width).to(dtype) for _ in range(2))
-    return call(both.flatten(2).to(dtype), k, v)
+    k, v = (normal(g, 2, Hkv, S, width, dtype=dtype) for _ in range(2))
+    return call(both.flatten(2), k, v)
 
 
 def several(g: Generator) -> Call:

@@ -1,6 +1,7 @@
 """An AdamW that counts its steps for the whole group, and refuses a gradient half way through."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,9 +172,9 @@ def some(g: Generator) -> Call:
 
 
 def alike(g: Generator) -> Call:
-    first = normal(g, 5)
-    params = [first.double(), first.double(), first.double()]
-    grads: list[list[Tensor | None]] = [[normal(g, 5).double() for _ in params] for _ in range(5)]
+    double = partial(normal, g, 5, dtype=torch.float64)
+    params = [double()] * 3
+    grads: list[list[Tensor | None]] = [[double() for _ in params] for _ in range(5)]
     for row in grads[:3]:
         row[0] = row[2] = None
     return call(params, grads, **options(0.05))

@@ -32,8 +32,8 @@ def encode(make: Make, x: Tensor, **group: int) -> Any:
     return named(make(**group).encode(x))
 
 
-def decode(make: Make, codes: Tensor, low: Tensor, step: Tensor) -> Any:
-    return make().decode([codes, low, step])
+def decode(make: Make, parts: list[Tensor]) -> Any:
+    return make().decode(parts)
 
 
 def and_back(make: Make, x: Tensor, **group: int) -> Any:
@@ -88,7 +88,7 @@ def on_rulers(
 
 def parts(g: Generator) -> Call:
     codes = integers(g, 0, 256, 2, 3, 4, 2, 5).to(torch.uint8)
-    return call(codes, normal(g, 2, 3, 4, 2, 1), normal(g, 2, 3, 4, 2, 1).abs())
+    return call(parts=[codes, normal(g, 2, 3, 4, 2, 1), normal(g, 2, 3, 4, 2, 1).abs()])
 
 
 def outlier(g: Generator) -> Call:

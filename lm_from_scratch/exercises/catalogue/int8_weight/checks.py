@@ -183,7 +183,7 @@ CASES = (
          "a scale that float16 has rounded down makes quotients above 127, one that has become 0 "
          "makes infinity", use=all_of_it),
     Case("float64 keeps its digits",
-         lambda g: call(decided(normal(g, 4, 11).double() + 1e-9 * normal(g, 4, 11).double())),
+         lambda g: call(decided(normal(g, 4, 11, dtype=torch.float64))),
          "convert to float32 only what has fewer digits", use=all_of_it),
     Case(PARAMETER, lambda g: call(nn.Parameter(strided(decided(normal(g, 7, 10))))),
          "detach the parameter, and give the codes a row-by-row order", use=of_a_model),

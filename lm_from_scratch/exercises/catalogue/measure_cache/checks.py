@@ -116,9 +116,9 @@ def each(function: Callable[..., Any], *machines: tuple[Any, ...]) -> list[Any]:
 
 
 def published(g: Generator) -> Call:
-    """Sizes of a model of 7 billion weights, and of one that mixes: gigabytes, not exactly."""
-    layers = [("full", 4, 128)] * 7 + [("sliding", 4, 128, 4096)] * 21
-    return call(layers, 2**30 * integer(g, 6, 30) + 1, rows=8, number=1)
+    """Sizes of a model of 7 billion weights that mixes: gigabytes, not exactly."""
+    layers = [("full", 4, 128)] * 7 + [("sliding", 4, 128, 1024 * integer(g, 2, 9))] * 21
+    return call(layers, 12 * 2**30 + 1, rows=8, number=1)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -191,7 +191,7 @@ CASES = (
          use=each),
     Case(ENDS, ends, "windows larger than the budget: 0 tokens. Nothing grows, and all fits: None",
          use=each),
-    Case(LARGE, published, "28 layers with 4 heads of width 128, 21 of them with a window of 4096",
+    Case(LARGE, published, "28 layers with 4 heads of width 128, 21 of them with a window of thousands",
          teaching="sizes of a published model, where a factor of two is gigabytes"),
 )  # fmt: skip
 

@@ -29,10 +29,11 @@ def cheapest_groups(weight: Tensor, sizes: list[int], bound: float) -> Choice:
 
 
 def between(weight: Tensor, good: int, bad: int) -> float:
-    """A bound that one size meets and another does not."""
-    low, high = error(weight, good), error(weight, bad)
-    assert low * 1.1 < high, (low, high)
-    return (low * high) ** 0.5
+    """A bound of few digits that one size meets and another does not."""
+    low, high = 1.02 * error(weight, good), error(weight, bad) / 1.02
+    middle = (low * high) ** 0.5
+    bounds = (float(f"{middle:.{digits}g}") for digits in range(1, 9))
+    return next(bound for bound in bounds if low < bound < high)
 
 
 def outliers(

@@ -90,15 +90,14 @@ def each(function: Any, shapes: list[Shape], budgets: tuple[int, ...]) -> list[C
 
 def high(g: Generator) -> Call:
     """A rank above half of the side, as large matrices have it where AdamW just does not fit."""
-    shape = (integer(g, 200, 210), integer(g, 210, 220))
-    return call([shape], state(shape, integer(g, 130, 134), 4) + integer(g, 1, 60))
+    return call([(integer(g, 200, 210), integer(g, 210, 220))], 332_000)
 
 
 def thin(g: Generator) -> Call:
     """Matrices of LoRA's shape, whose smaller side is below the rank of the others."""
     shapes: list[Shape] = [
         (2, integer(g, 60, 70)),
-        (integer(g, 60, 70), 3),
+        (integer(g, 40_000, 40_010), 3),
         (40, integer(g, 22, 26)),
         (1, 50),
         (40, 1),

@@ -126,8 +126,7 @@ def first_pair(g: Generator) -> Call:
 
 def all_round(g: Generator) -> Call:
     """A small theta and long texts: every pair is known all round."""
-    theta = float(integer(g, 20, 40))
-    return call(mixed(g, theta, 3.0, 500.0), 8, integer(g, 400, 500), 2000, theta)
+    return call(mixed(g, 30.0, float(integer(g, 2, 9)), 500.0), 8, 450, 2000, 30.0)
 
 
 # ------------------------------------------------------------------------------- wrong answers

@@ -49,13 +49,14 @@ def step(function: Callable[..., Any], words: Words, counts: list[int], new_id: 
 
 
 def some_ids(g: Generator, n: int) -> list[int]:
-    """Different ids in any order; 0 and the ids of letters and bytes are among the possible."""
-    return [int(i) for i in torch.randperm(300, generator=g)[:n]]
+    """Different ids in any order, some below 300 and some near 150,000."""
+    few = torch.cat([torch.arange(300), torch.arange(150_000, 150_300)])
+    return few[torch.randperm(600, generator=g)[:n]].tolist()
 
 
 def fresh(g: Generator) -> int:
     """An id that is neither in use nor the next one."""
-    return integer(g, 310, 400)
+    return 151_700 + 60 * integer(g, 0, 2)
 
 
 def plain(g: Generator) -> Call:

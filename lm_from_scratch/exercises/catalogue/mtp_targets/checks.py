@@ -22,10 +22,10 @@ def row(*lengths: int) -> list[int]:
     return places
 
 
-def given(g: Generator, rows: list[list[int]], n_depth: int, vocabulary: int = 50) -> Call:
-    """Tokens below ``vocabulary`` at these positions."""
+def given(g: Generator, rows: list[list[int]], n_depth: int) -> Call:
+    """Any tokens at these positions."""
     positions = torch.tensor(rows)
-    return call(integers(g, 0, vocabulary, *positions.shape), positions, n_depth)
+    return call(integers(g, 0, 151_936, *positions.shape), positions, n_depth)
 
 
 def next_token(g: Generator) -> Call:
@@ -52,7 +52,7 @@ def on_the_left(g: Generator) -> Call:
 
 def same_tokens(g: Generator) -> Call:
     """Documents that hold one token only, the padding's too."""
-    token = integers(g, 0, 50, 1)
+    token = integers(g, 0, 151_936, 1)
     positions = torch.tensor([row(5, 5), row(6, -4)])
     return call(token.expand(2, 10).clone(), positions, 3)
 

@@ -34,8 +34,8 @@ def both_sides(g: Generator) -> Call:
 
 
 def later(g: Generator) -> Call:
-    """A text that goes on from position 7, and two texts in a row."""
-    rows = [[7, 8, 9, -1, -1, -1], [0, 1, 2, 0, 1, -1], [-1, 3, 4, 5, 6, -1]]
+    """Texts that go on from positions 7 and 40003, and two texts in a row."""
+    rows = [[7, 8, 9, -1, -1, -1], [0, 1, 2, 0, 1, -1], [-1, 40_003, 40_004, 40_005, 40_006, -1]]
     return call(normal(g, 3, 6, 2), shuffled(g, rows))
 
 

@@ -92,9 +92,9 @@ def no_draft(g: Generator) -> Call:
 
 
 def greedy(g: Generator) -> Call:
-    """Distributions of 0 and 1, and numbers u of which some are 0."""
-    B, K, V = 24, 3, 4
-    best, draft = integers(g, 0, V, B, K + 1), integers(g, 0, V, B, K)
+    """Distributions of 0 and 1 over many tokens, and numbers u of which some are 0."""
+    B, K, V = 6, 1, 40_000
+    best, draft = integers(g, 32_768, V, B, K + 1), integers(g, 32_768, V, B, K)
     draft[::2] = best[::2, :K]
     draft[1::2] = (best[1::2, :K] + 1) % V
     u = uniform(g, B, K + 1)
@@ -125,7 +125,9 @@ def unlikely(g: Generator) -> Call:
     p[:, :1], q = p[:, :1] * others, q * others
     p[:, 0, 1], q[:, 0, 1] = 1e-8, 2e-8
     p[:, 0, 3], q[:, 0, 3] = 1.1e-8, 1e-9
-    return call(p, q, torch.ones(B, 1, dtype=torch.long), uniform(g, B, 2))
+    u = uniform(g, B, 2)
+    u[:6, 1] = 0.5 + 1e-11 * torch.tensor([-1.0, 1.0] * 3).double()  # beside p(x) / q(x)
+    return call(p, q, torch.ones(B, 1, dtype=torch.long), u)
 
 
 # ------------------------------------------------------------------------------- wrong answers
