@@ -61,14 +61,15 @@ def by_index(words, counts, new_id):
 
 def by_recursion(words, counts, new_id):
     """Counts in a table of ids, and a function that merges the head of a word."""
-    n = 1 + max(map(max, words))
-    table = torch.zeros(n, n, dtype=torch.long)
+    known = sorted({i for word in words for i in word})
+    table = torch.zeros(len(known), len(known), dtype=torch.long)
     for word, count in zip(words, counts):
         for a, b in pairwise(word):
-            table[a, b] += count
+            table[known.index(a), known.index(b)] += count
     if not table.any():
         return None, words
-    best = divmod(int(table.flatten().argmax()), n)  # the first of the largest
+    best = divmod(int(table.flatten().argmax()), len(known))  # the first of the largest
+    best = known[best[0]], known[best[1]]
 
     def merge(word):
         if len(word) < 2:

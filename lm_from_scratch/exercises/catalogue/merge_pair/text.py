@@ -12,7 +12,7 @@
 #
 # - `words` is a list of words, each a list of at least one id. `counts[i]` says how often word i
 #   occurs in the text, so each of its pairs counts as often. A word may be in the list twice.
-#   `new_id` occurs in no word.
+#   `new_id` occurs in no word. Ids may be large: Qwen2 has 151,936.
 # - Every pair of neighbours inside a word counts, also where two overlap: in `[7, 7, 7]` the pair
 #   `(7, 7)` occurs twice. `(2, 3)` and `(3, 2)` are different pairs. No pair reaches from one word
 #   into the next.

@@ -63,9 +63,9 @@ def low_scores(g: Generator) -> Call:
     return call(q, k, v, *bounds)
 
 
-def long_past(g: Generator) -> Call:
-    """float64, more keys than 16 bits count, bounds in int32."""
-    made = packed(g, [4, 1, 3], [4, 33_000, 3], heads=(2, 1), D=2, dtype=torch.float64)
+def double(g: Generator) -> Call:
+    """float64, bounds in int32."""
+    made = packed(g, [4, 1, 3], [4, 2, 3], heads=(4, 2), D=6, dtype=torch.float64)
     return call(*made.args[:3], *(x.int() for x in made.args[3:]))
 
 
@@ -152,7 +152,7 @@ NAN = "its result is NaN, which the report says in words"
 
 WHOLE, FEWER = "three whole sequences", "fewer queries than keys, after a cache"
 GROUPS, EMPTY = "six query heads, two key heads", "sequences of one token or none"
-DOUBLE, REFUSED = "float64, a token after 33,000", "bounds that do not fit"
+DOUBLE, REFUSED = "float64, bounds in int32", "bounds that do not fit"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
@@ -237,7 +237,7 @@ CASES = (
          tolerance=(1e-3, 1e-4), teaching="the overflow, at the other end than the next case"),
     Case("every score about -20000", low_scores,
          "what is hidden needs a score below every other: minus infinity, not -10000"),
-    Case(DOUBLE, long_past, "keep the dtype of q; bounds may be int32, and need more than 16 bits"),
+    Case(DOUBLE, double, "keep the dtype of q, whatever the dtype of the bounds is"),
     Case(REFUSED, whole_sequences,
          "compare the last bounds with N and M, the numbers of sequences with each other, and T "
          "with S; raise a ValueError", use=refused),
