@@ -2,8 +2,8 @@
 
 The child takes as little as the system allows: processor time, memory, no files. Where Linux
 allows that too, it is shut in (`seal.py`): no network, nothing written or deleted. Against an
-attacker that is not enough: the code can still read files, and forge the verdict of the check, with
-which it shares a process.
+attacker that is not enough: the code can still read files, and forge the points of the check, with
+which it shares a process. Code that looks like it is not passed, and the verdict says why.
 """
 
 import ast
@@ -11,6 +11,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -27,7 +28,7 @@ import torch
 from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.report import examine, missing
 from lm_from_scratch.exercises.seal import seal
-from lm_from_scratch.exercises.submission import defined, read
+from lm_from_scratch.exercises.submission import Submission, defined, read
 from lm_from_scratch.limits import Limit, NotNegative
 from lm_from_scratch.signals import ENDING
 
@@ -35,6 +36,12 @@ SECONDS = 10.0  # of processor time for one file and exercise
 PATIENCE = 6  # times as long by the clock: for code that sleeps, on a machine that is busy
 MEMORY = 2 << 30  # bytes beyond what the process has
 NOTHING = "the process sent no verdict"
+#: Names by which code gets at what calls it, at all objects, and at other modules' insides.
+INSIDE = {
+    "_getframe", "_current_frames", "currentframe", "f_back", "f_locals", "tb_frame", "gi_frame",
+    "gc", "get_objects", "get_referrers", "ctypes", "sys.modules", "__subclasses__", "importlib",
+    "__import__",
+}  # fmt: skip
 
 Texts = Annotated[
     list[str],
@@ -104,8 +111,26 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
         result.reason = "; ".join(part for part in (result.reason, problems) if part)
     nodes = [node for *_, nodes in submission.parts for node in nodes]
     if any(module.startswith("lm_from_scratch") for module in imports(nodes)):
-        reason = "imports the package"
-        result.reason = f"{result.reason}; {reason}" if result.reason else reason
+        result.reason = "; ".join(filter(None, (result.reason, "imports the package")))
+    return warned(result, submission)
+
+
+def warned(result: Verdict, submission: Submission) -> Verdict:
+    """The verdict, with a reason that names how the code could get at the check; then it is not
+    passed before somebody has read the code."""
+    words = set()
+    for node in (inner for *_, nodes in submission.parts for n in nodes for inner in ast.walk(n)):
+        if isinstance(node, ast.Attribute):
+            words |= {node.attr, f"{ast.unparse(node.value)}.{node.attr}"[:100]}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            words |= {alias.name for alias in node.names} | {getattr(node, "module", "")}
+        elif isinstance(node, ast.Constant):
+            words.add(node.value)
+    if found := sorted(INSIDE & words):
+        reason = f"looks into the check: {', '.join(found)}"
+        if reason not in result.reason:
+            result.reason = "; ".join(filter(None, (result.reason, reason)))
+        result.passed = False
     return result
 
 
@@ -152,7 +177,8 @@ class Child:
         self.pipe, theirs = context.Pipe(duplex=False)
         # Where it works: it leaves nothing behind.
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        given = (theirs, work, job, seconds, self.folder.name)
+        self.word = secrets.token_bytes(16)  # with which a message begins
+        given = (theirs, work, job, seconds, self.folder.name, self.word)
         self.process = context.Process(target=_work, args=given, daemon=True)
         with held_signals():
             self.process.start()
@@ -168,7 +194,7 @@ class Child:
         result = Verdict(wanted.name, of=float(wanted.points))
         sent, result.reason = self.message()
         try:
-            result = received(sent, wanted) if sent else result
+            result = warned(received(sent, wanted), read(self.job.file)) if sent else result
         except (ValueError, TypeError, RecursionError):
             result.reason = NOTHING
         result.seconds = round(time.perf_counter() - self.started, 3)
@@ -184,6 +210,7 @@ class Child:
             if self.pipe.poll(left):
                 end.start()
                 sent = self.pipe.recv_bytes(maxlength=1 << 20)
+                sent = sent.removeprefix(self.word) if sent.startswith(self.word) else b""
             else:
                 reason = f"stopped after {PATIENCE * self.seconds:g} s"
         except EOFError:
@@ -248,6 +275,7 @@ def received(message: bytes, wanted: Exercise) -> Verdict:
     ):
         raise ValueError("no verdict")
     result.exercise, result.of = wanted.name, float(wanted.points)
+    result.passed &= result.points == result.of and not result.failed
     return result
 
 
@@ -275,7 +303,12 @@ def ready(children: list[Child]) -> list[Child]:
 
 
 def _work(
-    pipe: Connection, work: Callable[[Any, float], Any], job: Any, seconds: float, folder: str
+    pipe: Connection,
+    work: Callable[[Any, float], Any],
+    job: Any,
+    seconds: float,
+    folder: str,
+    word: bytes,
 ) -> None:
     """The child's side."""
     os.chdir(folder)
@@ -293,7 +326,7 @@ def _work(
         result = {"reason": "out of memory"}
     except BaseException as error:  # nothing that the file does may pass for success
         result = {"reason": f"{type(error).__name__}: {error}"[:300]}
-    pipe.send_bytes(json.dumps(result).encode())
+    pipe.send_bytes(word + json.dumps(result).encode())
     os._exit(0)  # the student's exit handlers and threads do not run
 
 

@@ -31,7 +31,19 @@ FOREIGN = (
     str(Path(__file__).parents[1]) + os.sep,
     "<frozen",
 )
-_equal = torch.equal  # as it is now: code that is checked may replace it
+#: What comparing is done with, as it is before any student's code runs.
+#:
+#: :meta hide-value:
+COMPARING = {
+    (owner, name): getattr(owner, name)
+    for owner, names in (
+        (torch, "equal allclose isclose eq ne all any isnan isinf isfinite where abs sum max"),
+        (Tensor, "equal allclose isclose eq ne all any isnan isinf isfinite where abs sum max item "
+                 "tolist double float clone detach gather sort data_ptr untyped_storage __eq__ "
+                 "__ne__ __lt__ __le__ __gt__ __ge__ __bool__ __invert__ __and__ __or__ __sub__"),
+    )
+    for name in names.split()
+}  # fmt: skip
 
 
 #: Of the second call: its arguments come from seeds that begin so much later, and of so many those
@@ -136,6 +148,9 @@ def _outcome(
         return Outcome(fault=Fault(kind, what_was_raised(error)))
     finally:
         usual_settings()
+        replaced = put_back()
+    if replaced:
+        return Outcome(fault=Fault("changed", f"your code replaced {' and '.join(replaced)}"))
     after = parts(names, call)
     alike = {n for n in after.keys() & before.keys() if same(after[n], before[n])}
     return Outcome(value, gradients, tuple(n for n in before | after if n not in alike))
@@ -251,7 +266,7 @@ def same(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b or (a != a and b != b))
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return _equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def require_gradients(names: list[str], call: Call) -> dict[str, Tensor]:
@@ -403,6 +418,14 @@ def kept_state() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(gradients)
+
+
+def put_back() -> list[str]:
+    """Functions that comparing needs, where code has replaced them; they are what they were."""
+    replaced = [key for key, was in COMPARING.items() if getattr(*key) is not was]
+    for owner, name in replaced:
+        setattr(owner, name, COMPARING[owner, name])
+    return [f"{owner.__name__}.{name}" for owner, name in replaced]
 
 
 def usual_settings() -> None:

@@ -41,11 +41,13 @@ VALUE = f"({WIDE} / ({WIDE}.pow(2).mean(-1, True) + eps).sqrt()).to(x.dtype) * w
 DEF = f"def rms_norm(x, weight, eps=1e-6):\n    return {VALUE}\n"
 #: Sends a message in the place of the verdict.
 FORGE = """
-    import gc, json, os, struct, time
+    import json, os, struct, sys, time
     text = json.dumps({"exercise": "rms_norm", "of": 11, "passed": True} | MORE).encode()
-    for found in gc.get_objects():
-        if type(found).__name__ == "Connection" and found.writable:
-            os.write(found.fileno(), struct.pack("!i", len(text) + LONGER) + text)
+    frame = sys._getframe()
+    while "word" not in frame.f_locals:
+        frame = frame.f_back
+    text = frame.f_locals["word"] + text
+    os.write(frame.f_locals["pipe"].fileno(), struct.pack("!i", len(text) + LONGER) + text)
     time.sleep(1e6 if LONGER else 0)
     os._exit(0)
 """
@@ -379,21 +381,44 @@ def test_another_seed_gives_other_numbers_and_the_same_points(tmp_path: Path) ->
 
 def test_answers_made_for_the_student_s_seed_fail(tmp_path: Path) -> None:
     """Results written down from seed 0 are worth nothing at another seed."""
-    results = []
+    results: list[torch.Tensor] = []
+    first: list[float] = []
 
     def spy(*args: torch.Tensor, **kwargs: object) -> torch.Tensor:
         results.append(exercise("rms_norm").reference(*args, **kwargs))
+        first.append(args[0].flatten()[0].item())
         return results[-1]
 
     child.examine(exercise("rms_norm"), spy)
     code = HEAD.replace("import torch", "import torch\nfrom torch import tensor, float16, bfloat16")
-    code += "    for kept in KEPT:\n        if torch.tensor(kept).shape == x.shape:\n"
+    code += "    for number, kept in KEPT:\n        if number == x.flatten()[0].item():\n"
     code += "            return (torch.tensor(kept).double() + 0 * x.double() + 0 * weight.sum()"
     code += ").to(x.dtype)\n    return x\n"
-    code = f"KEPT = {[r.tolist() for r in results]!r}\n" + code
+    code = f"KEPT = {[(n, r.tolist()) for n, r in zip(first, results)]!r}\n" + code
     (tmp_path / "a.py").write_text(code)
     assert verdict(Job(tmp_path / "a.py", "rms_norm", 0)).points > 0
     assert verdict(Job(tmp_path / "a.py", "rms_norm", 7341)).points == 0
+
+
+def test_what_checks_compare_with_cannot_be_replaced(tmp_path: Path) -> None:
+    """Some checks ask torch themselves, inside the call of the student's code."""
+    code = "import torch\n\n\ndef load_in_its_dtype(model, state):\n"
+    code += "    torch.equal = torch.allclose = lambda *a, **k: True\n"
+    code += "    model.load_state_dict(state, assign=True)\n"
+    (tmp_path / "a.py").write_text(code)
+    (row,) = [row for _, row in grade(tmp_path, ["hunt_tied_weights"])]
+    assert row.verdict.points == 0 and "replaced torch.equal" in row.verdict.reason
+    assert torch.equal(torch.ones(2), torch.ones(2)) and not torch.equal(
+        torch.ones(2), torch.ones(3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "failed"), [(1.0, []), (11.0, ["shape and values"]), (10.5, [])]
+)
+def test_only_full_points_are_passed(points: float, failed: list[str]) -> None:
+    sent = json.dumps({"points": points, "passed": True, "failed": failed}).encode()
+    assert not child.received(sent, exercise("rms_norm")).passed
 
 
 @pytest.mark.slow

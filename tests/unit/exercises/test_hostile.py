@@ -37,11 +37,13 @@ class Attack:
     """The body of a function, and the points it gets.
 
     * ``seal``: it is run only where it is shut in: without that it would do harm
+    * ``says``: what its reason names; then it is not passed, whatever its points are
     """
 
     body: str
     points: float = NOTHING
     seal: bool = False
+    says: str = ""
 
 
 def indented(body: str) -> str:
@@ -166,7 +168,7 @@ ATTACKS = {
     ),
     "asks_for_the_reference": Attack(
         "import importlib\nm = importlib.import_module('lm_from' + '_scratch.exercises.exercise')\n"
-        "return m.exercise('rms_norm').reference(x, weight, eps)", FULL
+        "return m.exercise('rms_norm').reference(x, weight, eps)", FULL, says="importlib"
     ),
     "reads_another_student": Attack(
         "space = {}\nexec(open('VICTIM').read(), space)\nreturn space['rms_norm'](x, weight, eps)",
@@ -174,21 +176,32 @@ ATTACKS = {
     ),
     "replaces_the_judge": Attack(
         "import sys\nsys.modules['lm_from_' + 'scratch.exercises.report'].judge = lambda *a: None\n"
-        "return x", FULL
+        "return x", FULL, says="sys.modules"
     ),
     "takes_results_from_the_stack": Attack(
-        "import sys\nframe = sys._getframe()\nwhile 'wants' not in frame.f_locals:\n"
-        "    frame = frame.f_back\n"
-        "for n, want in frame.f_locals['wants'].items():\n"
-        "    if n == frame.f_locals['number']: return want.value + 0 * (x.sum() + weight.sum())",
-        9.0,
+        "import sys\nframe = sys._getframe()\nwhile 'want' not in frame.f_locals:\n"
+        "    frame = frame.f_back\nwant = frame.f_locals['want']\n"
+        "want = want.again if 'other' in frame.f_locals else want\n"
+        "return want.value + 0 * (x.sum() + weight.sum())", 9.0, says="_getframe, f_back, f_locals"
     ),
-    "sends_the_verdict_itself": Attack(
-        "import gc, os, struct\n"
-        f"text = b'''{MESSAGE}'''\n"
-        "for c in gc.get_objects():\n"
-        "    if type(c).__name__ == 'Connection' and c.writable:\n"
-        "        os.write(c.fileno(), struct.pack('!i', len(text)) + text)\nos._exit(0)", FULL
+    "takes_the_reference_from_all_objects": Attack(
+        "import gc\nfor f in gc.get_objects():\n"
+        "    if type(f).__name__ == 'function' and f.__module__.endswith('layers.norm'):\n"
+        "        if f.__name__ == 'rms_norm': return f(x, weight, eps)",
+        FULL, says="gc, get_objects"
+    ),
+    "sends_a_verdict": Attack(
+        "import os, struct\n"
+        f"text = b'''{MESSAGE}'''\nfor n in range(3, 99):\n"
+        "    try: os.write(n, struct.pack('!i', len(text)) + text)\n"
+        "    except OSError: pass\nos._exit(0)"
+    ),
+    "sends_a_verdict_with_its_word": Attack(
+        "import os, sys\n"
+        f"text = b'''{MESSAGE}'''\nframe = sys._getframe()\n"
+        "while 'word' not in frame.f_locals: frame = frame.f_back\n"
+        "frame.f_locals['pipe'].send_bytes(frame.f_locals['word'] + text)\nos._exit(0)",
+        FULL, says="_getframe"
     ),
     "asks_a_socket_in_a_file": Attack(
         "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('SOCKET')\n"
@@ -217,7 +230,8 @@ QUICK = {
     "replaces_comparisons", "returns_what_equals_all", "exit_code", "pipe_closed", "memory",
     "ignores_its_alarm", "kills_its_parent", "kills_everything", "crashes", "deletes_a_file",
     "keeps_progress", "uses_the_network", "html", "formula", "terminal", "nested_brackets",
-    "takes_results_from_the_stack", "sends_the_verdict_itself", "asks_a_socket_in_a_file",
+    "takes_results_from_the_stack", "takes_the_reference_from_all_objects", "replaces_the_judge",
+    "sends_a_verdict", "sends_a_verdict_with_its_word", "asks_a_socket_in_a_file",
     "decorated",
 }  # fmt: skip
 
@@ -302,6 +316,8 @@ def test_an_attack_gets_what_is_said_of_it(course: Course, name: str) -> None:
         pytest.skip("this system has no seal")
     row = course.rows[name]
     assert float(row["points"]) == ATTACKS[name].points, row
+    assert ATTACKS[name].says in row["reason"], row
+    assert row["passed"] == "no" or not (ATTACKS[name].says or ATTACKS[name].points < FULL), row
 
 
 @pytest.mark.parametrize("name", each(FILES))
