@@ -191,7 +191,8 @@ CASES = (
     Case("a prompt token by token", lambda g: arguments(g, T=4, n=2, chunk=1, B=1),
          "the past counts tokens, whoever chose them; a piece has `chunk` of them",
          use=read_and_logits),
-    Case("a prompt of 300 tokens", lambda g: arguments(g, T=300, n=2, chunk=150, B=1, vocabulary=33_000),
+    Case("a prompt of 300 tokens",
+         lambda g: arguments(g, T=300, n=2, chunk=150, B=1, vocabulary=33_000),
          "a token sees all tokens before it, however many there are", use=by_round),
     Case("two calls", in_one_piece, "each call begins with an empty cache", use=twice),
 )  # fmt: skip

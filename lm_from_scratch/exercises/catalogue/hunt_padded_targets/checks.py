@@ -138,7 +138,8 @@ CASES = (
     Case(SHORT_LABELS, short,
          "which labels does the loss leave out, and which of these do you see?", points=3,
          use=part("labels"), teaching="the second defect alone"),
-    Case("the loss that is reported for two tokens in a row of 32", lambda g: call(text(g, 2, 97), 32),
+    Case("the loss that is reported for two tokens in a row of 32",
+         lambda g: call(text(g, 2, 97), 32),
          "this model says nothing but padding; it pays 10 for each real token, and should pay "
          "nothing for the rest", use=reported, teaching="the symptom that the user saw"),
     Case(HOLDS_PAD, with_padding_token,

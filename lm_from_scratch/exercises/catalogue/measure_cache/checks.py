@@ -191,7 +191,8 @@ CASES = (
          use=each),
     Case(ENDS, ends, "windows larger than the budget: 0 tokens. Nothing grows, and all fits: None",
          use=each),
-    Case(LARGE, published, "28 layers with 4 heads of width 128, 21 of them with a window of thousands",
+    Case(LARGE, published,
+         "28 layers with 4 heads of width 128, 21 of them with a window of thousands",
          teaching="sizes of a published model, where a factor of two is gigabytes"),
 )  # fmt: skip
 
