@@ -110,7 +110,8 @@ class Report:
     def advice(self, result: Result) -> list[str]:
         """Below the first failed case: the call, what the case is about, how to repeat it."""
         lines = indent(f"call: {call_text(self.exercise, result, self.seed)}")
-        lines += indent(f"this case is about: {result.case.hint}")
+        if result.outcome.again is None:
+            lines += indent(f"this case is about: {result.case.hint}")
         most = 10 if len(self.results) > 1 else 1000
         for line in result.outcome.printed.splitlines()[:most]:
             lines += indent(f"printed: {line[:200]}")

@@ -1,7 +1,5 @@
 """Targets of a chat: what the assistant says, the end of its turn, and nothing else."""
 
-from typing import Any
-
 import torch
 from torch import Generator, Tensor
 
@@ -91,12 +89,6 @@ def cut_early(g: Generator) -> Call:
     return given([(ids, spans), chat(g, "uuua")], spans[1][0] - integer(g, 0, 3))
 
 
-def with_lists(function: Any, chats: list[list[int]], spans: Spans, length: int) -> Any:
-    """The result, and the lists of the caller afterwards."""
-    targets = function(chats, spans, length)
-    return {"the targets": targets, "the chats afterwards": chats, "the spans afterwards": spans}
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 ONE, PAD, TURNS, EMPTY = "one turn", "chats of other lengths", "several turns", "an empty answer"
@@ -177,8 +169,7 @@ CASES = (
          "token that ends the turn", points=2,
          teaching="the plain rule, and the first thing to read"),
     Case(PAD, padded,
-         "padding is -100 up to `length`; make new lists instead of filling those of the caller",
-         use=with_lists),
+         "padding is -100 up to `length`; make new lists instead of filling those of the caller"),
     Case(TURNS, lambda g: given([chat(g, "uaua"), chat(g, "uuaua"), chat(g, "uau")]),
          "each span counts, and what the user says between them does not", points=2,
          teaching="a conversation, as it will be in training"),
@@ -190,7 +181,7 @@ CASES = (
          "the first token of a row is nobody's target; place -1 is the end of the row", points=2),
     Case(CUT, cut_within,
          "of the answer that is cut, the words that are left count; none that was cut off does; "
-         "the lists of the caller keep it", use=with_lists, points=2),
+         "the lists of the caller keep it", points=2),
     Case(EARLY, cut_early, "a span may begin after the row ends: it has no target then",
          teaching="nothing of an answer is left"),
     Case(SILENT, lambda g: given([chat(g, "uu"), chat(g, "ua")]),

@@ -77,8 +77,7 @@ def in_a_text(g: Generator) -> Call:
 
 
 def ids_only(function: Any, chats: list[list[int]]) -> dict[str, Any]:
-    """The ids alone, and the caller's lists afterwards."""
-    return {"input_ids": function(chats)["input_ids"], "the chats afterwards": chats}
+    return {"input_ids": function(chats)["input_ids"]}
 
 
 def targets_only(function: Any, chats: list[list[int]]) -> dict[str, Any]:

@@ -41,20 +41,15 @@ def with_padding_token(g: Generator) -> Call:
 
 
 def part(key: str) -> Callable[..., Any]:
-    """One of the three tensors, and the caller's list afterwards."""
+    """One of the three tensors."""
 
     def use(function: Any, ids: list[int], length: int) -> Any:
         row = function(ids, length)
         if not isinstance(row, dict):
             raise TypeError("the function must return a dict")
-        return {key: row[key], "the caller's list afterwards": ids}
+        return {key: row[key]}
 
     return use
-
-
-def whole(function: Any, ids: list[int], length: int) -> Any:
-    """The result, and the caller's list afterwards."""
-    return {"the result": function(ids, length), "the caller's list afterwards": ids}
 
 
 def reported(function: Any, ids: list[int], length: int) -> Any:
@@ -129,10 +124,10 @@ CASES = (
          "extend write into the caller's", use=part("input_ids"), guard=True,
          teaching="what a repair of the labels must not touch"),
     Case("a text that fills the row", lambda g: call(text(g, 9), 9),
-         "every token is real here: the mask is all ones, the labels are the ids", use=whole,
+         "every token is real here: the mask is all ones, the labels are the ids",
          guard=True, teaching="a row without padding, where the code as found is right"),
     Case(LONGER, lambda g: call(text(g, 14), 10),
-         "the text is cut to its first tokens before anything is counted", use=whole, guard=True),
+         "the text is cut to its first tokens before anything is counted", guard=True),
     Case(SHORT_MASK, short, "how many ones does the mask have, and how many tokens the text?",
          points=2, use=part("attention_mask"), teaching="the first defect alone"),
     Case(SHORT_LABELS, short,
@@ -143,8 +138,7 @@ CASES = (
          "this model says nothing but padding; it pays 10 for each real token, and should pay "
          "nothing for the rest", use=reported, teaching="the symptom that the user saw"),
     Case(HOLDS_PAD, with_padding_token,
-         "the ids do not say what is padding: only the length of the text does", points=4,
-         use=whole),
+         "the ids do not say what is padding: only the length of the text does", points=4),
 )  # fmt: skip
 
 EXERCISE = Exercise(

@@ -22,13 +22,14 @@ def reference(G: Tensor, steps: int = 5) -> Tensor:
 
 
 def gradient(g: Generator, m: int, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A matrix with singular values from 1 to about a hundredth, times 3."""
+    """A matrix with singular values from 1 to about a hundredth, times 3 million: a small number
+    that is added to its norm does not show."""
     small = min(m, n)
     U = torch.linalg.qr(torch.randn(m, small, generator=g, dtype=torch.float64)).Q
     V = torch.linalg.qr(torch.randn(n, small, generator=g, dtype=torch.float64)).Q
     sizes = torch.rand(small, generator=g, dtype=torch.float64) * 4
     sizes[0] = 0
-    return (3 * (U * (-sizes).exp()) @ V.mT).to(dtype)
+    return (3e6 * (U * (-sizes).exp()) @ V.mT).to(dtype)
 
 
 def tall(g: Generator) -> Call:
@@ -37,12 +38,12 @@ def tall(g: Generator) -> Call:
 
 def faint(g: Generator) -> Call:
     """A gradient of norm 1e-5, and more below 1 in every entry."""
-    return call(gradient(g, 7, 4) * 1e-6)
+    return call(gradient(g, 7, 4) * 1e-12)
 
 
 def below(g: Generator) -> Call:
     """A norm of about 1e-9: it is not brought to 1."""
-    return call(gradient(g, 4, 6) * 1e-10, 1)
+    return call(gradient(g, 4, 6) * 1e-16, 1)
 
 
 def single(g: Generator) -> Call:
@@ -108,6 +109,8 @@ WRONG = [
      {"for _ in range(steps)":
       "U, _, Vh = torch.linalg.svd(X, full_matrices=False)\n    X = U @ Vh\n    for _ in range(0)"},
      WIDE),
+    ("the square of each entry of the product, not of the matrix",
+     {"c * A @ A": "c * A * A"}, WIDE),
     ("nothing is divided by the norm, and the powers overflow",
      {f" / {NORM}.clamp(min=1e-7)": " * 1.0"}, WIDE),
     ("divided by the largest singular value", {NORM: "torch.linalg.matrix_norm(X, 2)"}, WIDE),
@@ -132,8 +135,6 @@ WRONG = [
     ("b and c are exchanged", {COEFFICIENTS_LINE: "a, c, b = COEFFICIENTS"}, FEW),
     ("the sign of b is lost", {STEP: "X = a * X + (-b * A + c * A @ A) @ X"}, FEW),
     ("powers of the entries, not of the matrix", {STEP: "X = a * X + b * X**3 + c * X**5"}, WIDE),
-    ("the square of each entry of the product, not of the matrix",
-     {"c * A @ A": "c * A * A"}, WIDE),
     ("the fifth power is left out", {" + c * A @ A": ""}, FEW),
     ("the first power is left out", {"a * X + (": "("}, FEW),
     ("always five steps", {"range(steps)": "range(5)"}, FEW),
