@@ -26,11 +26,6 @@ def integer(g: Generator, low: int, high: int) -> int:
     return int(torch.randint(low, high, (), generator=g))
 
 
-def strided(x: Tensor) -> Tensor:
-    """The same numbers in another order in memory: its last two dimensions are transposed."""
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
 def scattered(x: Tensor) -> Tensor:
     """The same numbers in another order in memory: all axes the other way round; where that is
     their usual order, what is no number lies between them."""

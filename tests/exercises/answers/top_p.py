@@ -88,7 +88,8 @@ WRONG = [
      {SUM: "probability.cumsum(dim=1)", "before >= top_p": "before > top_p"}),
     ("all tokens that equal the last one kept by top-p stay",
      {REMOVED: "logits.float().softmax(1) < probability.gather("
-      "1, (before < top_p).sum(1, keepdim=True) - 1)"}),
+      "1, (before < top_p).sum(1, keepdim=True) - 1)"},
+     "its sorted probabilities are rounded otherwise, so that it cuts more"),
     ("tokens less likely than 1 - p are cut",
      {REMOVED: "((p := logits.float().softmax(1)) < 1 - top_p) & (p < p.amax(1, keepdim=True))"},
      "but the likeliest stays"),

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import normal, strided
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.optim.adamw import adamw
 
 BETAS = (0.9, 0.999)
@@ -31,7 +31,7 @@ def decayed(g: Generator) -> Call:
 def tiny(g: Generator) -> Call:
     size = 10 ** (-torch.rand(4, 3, generator=g) - 5.5)  # from 3e-7 to 3e-6
     grad = torch.where(normal(g, 4, 3) < 0, -size, size)
-    x = strided(normal(g, 4, 3, scale=0.01))
+    x = normal(g, 4, 3, scale=0.01)
     return call(x, grad, *nothing(x), 1, lr=0.1, eps=1e-6, weight_decay=0.0)
 
 

@@ -62,11 +62,6 @@ def in_half(function: Any, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]
     }
 
 
-def transposed(g: Generator) -> Call:
-    made = inputs(g, (3, 3), (4, 4), (5, 5))  # (B, T, H, D) in memory, as a model has them
-    return call(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in made.args))
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 SCORES = "q.to(work) @ k.to(work).mT / math.sqrt(q.shape[-1])"
@@ -120,14 +115,14 @@ WRONG = [
      "one query after 5 tokens"),
     ("a view of a tensor that is not contiguous",
      {"    group =": "    q.view(-1, *q.shape[2:])\n    group ="},
-     "inputs in another order in memory"),
+     SQUARE),
     ("the weights are detached",
      {"weights.to(q.dtype)": "weights.detach().to(q.dtype)"}, "gradients of q, k and v"),
 ]  # fmt: skip
 
 CASES = (
     Case(SQUARE, square,
-         "scores over the root of D, future keys hidden before the softmax over the keys", points=2,
+         "scores over the root of D, future keys hidden before the softmax over the keys", points=3,
          teaching="the plain formula, and the first thing to read"),
     Case(CACHE, lambda g: inputs(g, (3, 3), (4, 7), (8, 8)),
          "the first query is token 3: it sees 4 keys, and the last query sees all 7", points=2,
@@ -148,8 +143,6 @@ CASES = (
          "multiply in float32", use=in_half),
     Case("float64 keeps its digits", lambda g: inputs(g, (3, 3), (5, 5), (6, 6), torch.float64),
          "only float16 and bfloat16 become float32"),
-    Case("inputs in another order in memory", transposed,
-         "a model passes transposed tensors: .view fails on them, .reshape does not"),
     Case("gradients of q, k and v", square, "weights depend on q and k: nothing may be detached",
          gradient=True),
 )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integer, strided
+from lm_from_scratch.exercises.inputs import integer
 from lm_from_scratch.generation.beam_search import Hypothesis, _Rules
 
 Step = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -94,7 +94,7 @@ def several_prompts(g: Generator) -> Call:
     scores, log_probs = candidates(g, 3, 4, 11)
     stop = integer(g, 1, 10)
     log_probs[:, :, stop] = -60 - torch.rand(3, 4, generator=g)
-    return call(scores, strided(log_probs), stop)
+    return call(scores, log_probs, stop)
 
 
 def first_step(g: Generator) -> Call:

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import normal, strided
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.layers.delta_rule import recurrent_delta_rule, unit_length
 
 
@@ -61,11 +61,6 @@ def forgets(g: Generator) -> Call:
 def double(g: Generator) -> Call:
     """Of more tokens than a chunk of 64 has, and not a multiple of it."""
     return inputs(g, tokens=150, dtype=torch.float64)
-
-
-def in_another_order(g: Generator) -> Call:
-    q, k, v, gates, beta, state = inputs(g, widths=(3, 7)).args
-    return call(*(strided(x) for x in (q, k, v, gates, beta, state)))
 
 
 def in_pieces(function: Callable[..., Any], *tokens: Tensor) -> Any:
@@ -139,7 +134,7 @@ CASES = (
          points=2, teaching="one product that can be done by hand"),
     Case(PLAIN, lambda g: inputs(g, gate=0.0, empty=True),
          "with g = 0 nothing fades: ask with the key, write the difference, read with the query",
-         points=2, teaching="the rule without its gate"),
+         points=3, teaching="the rule without its gate"),
     Case(AGAIN, overwritten,
          "beta = 1 and one key: each token reads its own value, and the old one is gone", points=2,
          teaching="what the correction is for"),
@@ -152,8 +147,6 @@ CASES = (
     Case(LOST, forgets,
          "exp of minus infinity is 0, and 0 times the state is 0, however large it was"),
     Case("150 tokens in float64", double, "nothing becomes float32, and no token is left out"),
-    Case("inputs in another order in memory", in_another_order,
-         ".view fails on tensors that are not contiguous", teaching="what a model passes"),
     Case("gradients of all six", gated, "nothing may be detached", gradient=True),
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integers, normal, strided
+from lm_from_scratch.exercises.inputs import integers, normal
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training import distillation
 
@@ -78,13 +78,6 @@ def high(g: Generator) -> Call:
     return call(student + levels, teacher - levels, integers(g, 0, 6, 3))
 
 
-def in_memory(g: Generator) -> Call:
-    student, teacher = logits(g, 3, 2, 4, 6)
-    targets = integers(g, 0, 6, 3, 2, 4)
-    targets[1, :, 2:] = IGNORE
-    return call(strided(student), strided(teacher), strided(targets), 3.0)
-
-
 def in_both(function: Any, student: Tensor, teacher: Tensor, *rest: Any) -> dict[str, Any]:
     """The loss of bfloat16, and that of float64, of numbers that float32 does not hold."""
     precise = student.double() / 3 - 2000, teacher.double() / 3
@@ -108,7 +101,7 @@ def fixed(function: Any, student: Tensor, teacher: Tensor, targets: Tensor) -> d
 PLACE, HOT, COLD = "one place", "temperature 2", "temperature 0.5"
 SOME, NONE, RUBBISH = "ignored targets", "no target at all", "anything where the target is ignored"
 EXCLUDED, HIGH = "excluded tokens", "high logits and small probabilities"
-MEMORY, BOTH = "four axes in another order in memory", "bfloat16 and float64"
+BOTH = "bfloat16 and float64"
 GRADIENT, FIXED = "the gradient of the student", "the teacher stands still"
 LOG_P = "log_p = (wanted / temperature).log_softmax(-1)"
 LOG_Q = "log_q = (rows / temperature).log_softmax(-1)"
@@ -193,7 +186,7 @@ WRONG = [
     ("float64 is computed in float32", {WORK: "work = torch.float32",
      RETURN: f"{RETURN}.to(torch.promote_types(student.dtype, torch.float32))"}, BOTH),
     ("a view of tensors that are not contiguous",
-     {WORK: f"student.view(-1, 1), teacher.view(-1, 1), targets.view(-1)\n    {WORK}"}, MEMORY),
+     {WORK: f"student.view(-1, 1), teacher.view(-1, 1), targets.view(-1)\n    {WORK}"}, HOT),
     ("the teacher learns as well", {".detach()": ""}, FIXED),
     ("the student is detached in the logarithm", {"(log_p - log_q)": "(log_p - log_q.detach())"},
      GRADIENT),
@@ -202,7 +195,7 @@ WRONG = [
 CASES = (
     Case(PLACE, one_place,
          "the teacher's probabilities weigh the differences of logarithms; sum over the tokens",
-         points=2, teaching="the formula at temperature 1, which is the default"),
+         points=3, teaching="the formula at temperature 1, which is the default"),
     Case(HOT, hot,
          "both logits are divided by the temperature; the whole is multiplied by its square",
          points=3, teaching="what the temperature changes"),
@@ -218,7 +211,6 @@ CASES = (
          gradient=True, teaching="tokens that are impossible for both"),
     Case(HIGH, high, "log_softmax is exact where softmax is rounded to 0", points=2,
          tolerance=(1e-3, 1e-3)),
-    Case(MEMORY, in_memory, "reshape, not view; or index with a mask"),
     Case(BOTH,
          lambda g: call(*logits(g, 4, 5, 30, dtype=torch.bfloat16), integers(g, 0, 30, 4, 5), 3.0),
          "float32 at least: convert both logits first", use=in_both),

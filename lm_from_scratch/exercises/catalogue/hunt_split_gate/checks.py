@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import normal, strided
+from lm_from_scratch.exercises.inputs import normal
 
 
 def reference(projected: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -38,11 +38,6 @@ def inputs(
 
 def several(g: Generator) -> Call:
     return inputs(g)
-
-
-def in_another_order(g: Generator) -> Call:
-    projected, k, v = inputs(g, (2, 1)).args
-    return call(strided(projected), strided(k), strided(v))
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -100,7 +95,7 @@ WRONG = [
 CASES = (
     Case(SEVERAL, several,
          "the first 2 D numbers are query and gate of head 0, the next 2 D those of head 1",
-         points=2, teaching="the first mistake"),
+         points=3, teaching="the first mistake"),
     Case(CLOSED, lambda g: inputs(g, (1, 1), gate=-100.0),
          "sigmoid(-100) is 0: whatever a head has read, nothing passes", points=2,
          teaching="the second mistake alone, with one head"),
@@ -115,9 +110,6 @@ CASES = (
          "one query is an axis of size 1", teaching="decoding"),
     Case("float64", lambda g: inputs(g, (2, 2), dtype=torch.float64), "nothing becomes float32",
          teaching="more digits"),
-    Case("inputs in another order in memory", in_another_order,
-         ".view fails on tensors that are not contiguous, .reshape does not",
-         teaching="what a projection gives is contiguous, what a test gives need not be"),
     Case("gradients of all three", several, "nothing may be detached", gradient=True),
     Case("one head, every gate open", lambda g: inputs(g, (1, 1), gate=100.0),
          "with one head and open gates the code as found was right", guard=True,

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.cache.codec import Quantized
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integers, normal, refusal, strided
+from lm_from_scratch.exercises.inputs import integers, normal, refusal
 
 Make = Callable[..., Any]  # what the student writes
 
@@ -95,7 +95,7 @@ def outlier(g: Generator) -> Call:
     x = on_rulers(g, 2, 3, 5, 3, 4)
     x[..., 6] += 2.0**14  # beside it the other groups must keep their fine rulers
     x[..., 4], x[..., 5], x[..., 7] = 0.0, 2.0**7, 2.0**8
-    return call(x=strided(x), group=4)
+    return call(x=x, group=4)
 
 
 def equal_numbers(g: Generator) -> Call:
@@ -219,7 +219,8 @@ CASES = (
          "the smallest number plus code times step; the groups of a head side by side", points=2,
          use=decode, teaching="decode alone: what encode does wrong cannot disturb it"),
     Case(OUTLIER, outlier,
-         "each group of 4 neighbours has its own smallest number and step", points=2, use=encode),
+         "each group of 4 neighbours has its own smallest number and step", points=2, use=encode,
+         teaching="a ruler of its own for each group, where a common one would be useless"),
     Case(DEFAULT,
          lambda g: call(wide=on_rulers(g, 1, 2, 3, 2, 32), narrow=on_rulers(g, 2, 1, 3, 1, 6)),
          "64 features are two groups of 32, and 6 are one group of 6", use=two_heads),

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import normal, strided
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.weights.int8 import Int8Weight
 
 
@@ -110,7 +110,7 @@ BACK = "return self.codes * self.scale"
 PLAIN, NEGATIVE = "scale and codes", "negative ends and halves"
 ZEROS, AGAIN = "a row of zeros and very small rows", "back again, with the scale"
 BFLOAT, HALF = "bfloat16", "float16 at its smallest numbers"
-PARAMETER = "a parameter, transposed in memory"
+PARAMETER = "a parameter of a model"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
@@ -185,7 +185,7 @@ CASES = (
     Case("float64 keeps its digits",
          lambda g: call(decided(normal(g, 4, 11, dtype=torch.float64))),
          "convert to float32 only what has fewer digits", use=all_of_it),
-    Case(PARAMETER, lambda g: call(nn.Parameter(strided(decided(normal(g, 7, 10))))),
+    Case(PARAMETER, lambda g: call(nn.Parameter(decided(normal(g, 7, 10)))),
          "detach the parameter, and give the codes a row-by-row order", use=of_a_model),
 )  # fmt: skip
 

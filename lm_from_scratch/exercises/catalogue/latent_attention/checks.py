@@ -48,16 +48,6 @@ def widths(g: Generator) -> Call:
     return inputs(g, (2, 3), (5, 5), (11, 6, 4, 9))
 
 
-def transposed(g: Generator) -> Call:
-    q, latent, shared, weight = inputs(g, (2, 3), (4, 4), (8, 6, 4, 5)).args
-    return call(
-        q.transpose(1, 2).contiguous().transpose(1, 2),
-        latent.mT.contiguous().mT,
-        shared.mT.contiguous().mT,
-        weight.T.contiguous().T,
-    )
-
-
 class Largest(TorchDispatchMode):
     """Notes how many numbers the largest tensor has that is made; views are not made."""
 
@@ -137,7 +127,7 @@ WRONG = [
      NO_KEY, "its results are right; it differs from other answers in its copies alone"),
     ("a view of queries that are not contiguous",
      {"    S, R = latent": "    q.view(B, H * T, D)\n    S, R = latent"},
-     "inputs in another order in memory"),
+     PLAIN),
     ("the weights are detached", {"weights.flatten": "weights.detach().flatten"},
      "gradients of all four"),
 ]  # fmt: skip
@@ -145,7 +135,7 @@ WRONG = [
 CASES = (
     Case(PLAIN, square,
          "w_k of a head is (Dn, R): q @ w_k is a query for latents; the root is of Dn + Dr",
-         points=2, teaching="the plain formula, and the first thing to read"),
+         points=3, teaching="the plain formula, and the first thing to read"),
     Case(DIFFER, widths,
          "of each head's rows the first Dn are for keys and *all others* for values", points=2,
          teaching="a wrong width says which one is meant"),
@@ -164,8 +154,6 @@ CASES = (
     Case("float64 keeps its digits",
          lambda g: inputs(g, (2, 3), (5, 5), (8, 6, 4, 5), torch.float64),
          "nothing becomes float32"),
-    Case("inputs in another order in memory", transposed,
-         ".view fails on tensors that are not contiguous, .reshape does not"),
     Case("gradients of all four", square, "nothing may be detached", gradient=True),
 )  # fmt: skip
 

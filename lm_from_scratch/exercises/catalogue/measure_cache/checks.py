@@ -118,7 +118,7 @@ def each(function: Callable[..., Any], *machines: tuple[Any, ...]) -> list[Any]:
 def published(g: Generator) -> Call:
     """Sizes of a model of 7 billion weights that mixes: gigabytes, not exactly."""
     layers = [("full", 4, 128)] * 7 + [("sliding", 4, 128, 1024 * integer(g, 2, 9))] * 21
-    return call(layers, 12 * 2**30 + 1, rows=8, number=1)
+    return call(layers, 11 * 2**30 + 1, rows=8, number=1)
 
 
 # ------------------------------------------------------------------------------- wrong answers

@@ -4,7 +4,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import normal, strided
+from lm_from_scratch.exercises.inputs import normal
 from lm_from_scratch.layers.experts import expert_sum, softmax_routing
 from lm_from_scratch.layers.gated_mlp import PRODUCTS
 
@@ -57,17 +57,12 @@ def sure(g: Generator) -> Call:
     return call(x, router * 100, *rest)
 
 
-def transposed(g: Generator) -> Call:
-    *tensors, k, normalize = inputs(g).args
-    return call(*map(strided, tensors), k, normalize)
-
-
 # ------------------------------------------------------------------------------- wrong answers
 
 
 PLAIN, RAW, FIRST = "the two best of four", "probabilities as they are", "one of seven"
 ALL, UNUSED, HUGE = "all of three", "experts that nobody chooses", "scores of hundreds"
-ONE, STRIDES = "one token", "inputs in another order in memory"
+ONE = "one token"
 PROBABILITIES = "(x @ router.T).softmax(1)"
 TOP = "weights, experts = probabilities.topk(k)"
 BY_EXPERT = {
@@ -129,7 +124,7 @@ WRONG = [
     ("weights are divided by k, not by their sum",
      {"weights / weights.sum(1, keepdim=True)": "weights / k"}, PLAIN),
     ("a view of weights that are not contiguous",
-     {"    probabilities =": "    gate_up.view(-1, x.shape[1])\n    probabilities ="}, STRIDES),
+     {"    probabilities =": "    gate_up.view(-1, x.shape[1])\n    probabilities ="}, PLAIN),
     ("every expert computes every token, and most results are thrown away",
      {"token, place = (experts == e).nonzero(as_tuple=True)": "token = torch.arange(len(x))",
       "weights[token, place, None]": "(weights * (experts == e)).sum(1, keepdim=True)"}, UNUSED,
@@ -146,7 +141,7 @@ WRONG = [
 
 CASES = (
     Case(PLAIN, two_of_four,
-         "softmax, then the k best, then the division by their sum; gate first, then up", points=2,
+         "softmax, then the k best, then the division by their sum; gate first, then up", points=3,
          teaching="the formula, and the first thing to read"),
     Case(RAW, lambda g: inputs(g, normalize=False),
          "with `normalize` off the weights sum to less than 1", points=2,
@@ -162,7 +157,6 @@ CASES = (
     Case(HUGE, sure, "softmax subtracts the largest score first"),
     Case("float64 keeps its digits", lambda g: inputs(g, dtype=torch.float64),
          "nothing becomes float32"),
-    Case(STRIDES, transposed, ".view fails on tensors that are not contiguous, .reshape does not"),
     Case("gradients of all four", two_of_four, "the router learns by the weights", gradient=True),
 )  # fmt: skip
 

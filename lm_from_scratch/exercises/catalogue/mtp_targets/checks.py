@@ -117,8 +117,7 @@ WRONG = [
 ]  # fmt: skip
 
 CASES = (
-    Case(FIRST, next_token, "depth 0 is the next token, and the last column has none", points=2,
-         teaching="what every language model is trained on"),
+    Case(FIRST, next_token, "depth 0 is the next token, and the last column has none", points=2),
     Case(PLAIN, lambda g: given(g, [row(8), row(8)], 3),
          "at depth 2 the target of column i is column i + 3", points=2,
          teaching="the shift of each depth"),

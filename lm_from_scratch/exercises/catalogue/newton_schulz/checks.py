@@ -8,7 +8,6 @@ from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import strided
 from lm_from_scratch.optim.muon import orthogonalize, scale_of
 
 
@@ -161,7 +160,7 @@ CASES = (
          points=3, teaching="the formula, on the side that needs no transpose"),
     Case(TALL, tall, "transpose a tall matrix first, and the result back", points=2,
          teaching="the other side"),
-    Case(SQUARE, lambda g: call(gradient(g, 6, 6)), "m = n needs no transpose"),
+    Case(SQUARE, lambda g: call(gradient(g, 6, 6)), "m = n needs no transpose", points=2),
     Case(FEW, lambda g: call(gradient(g, 3, 7), 2), "steps is an argument",
          teaching="before the values are alike"),
     Case(NONE, lambda g: call(gradient(g, 8, 5), 0), "only the division and the scale are left",
@@ -174,9 +173,6 @@ CASES = (
     Case(BELOW, below, "a norm of 1e-9 is divided by 1e-7"),
     Case(ZERO, lambda g: call(torch.zeros(3, 5)), "0 by 1e-7 is 0", use=beside_one,
          teaching="a weight that nothing has used"),
-    Case("another order in memory", lambda g: call(strided(gradient(g, 9, 4))),
-         "a transpose is a view: reshape or matmul it, without view",
-         teaching="what a transposed gradient looks like"),
     Case(SIZES, tall, "A has as many rows as X: for a tall matrix transpose first", use=sizes,
          points=3),
     Case(SINGLE, single, "the dtype of the gradient", tolerance=(1e-3, 1e-3),

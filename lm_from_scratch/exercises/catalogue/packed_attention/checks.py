@@ -65,7 +65,7 @@ def low_scores(g: Generator) -> Call:
 
 def double(g: Generator) -> Call:
     """float64, bounds in int32."""
-    made = packed(g, [4, 1, 3], [4, 2, 3], heads=(4, 2), D=6, dtype=torch.float64)
+    made = packed(g, [4, 1, 3], [4, 1, 3], heads=(4, 2), D=6, dtype=torch.float64)
     return call(*made.args[:3], *(x.int() for x in made.args[3:]))
 
 

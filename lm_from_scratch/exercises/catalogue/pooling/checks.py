@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from lm_from_scratch.attention.visibility import PADDING
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integers, normal, refusal, strided
+from lm_from_scratch.exercises.inputs import integers, normal, refusal
 from lm_from_scratch.models.heads import last_token
 
 
@@ -54,12 +54,12 @@ def real_rows(function: Any, x: Tensor, positions: Tensor) -> Any:
     return result
 
 
-def other_memory(g: Generator) -> Call:
+def long(g: Generator) -> Call:
     """Of hundreds of columns: their numbers fit neither into 8 bits nor into bfloat16."""
     lengths = 2 * integers(g, 130, 150, 2, 1)
     columns = torch.arange(301)
     positions = columns.where(columns < lengths, PADDING)
-    return call(strided(normal(g, 2, 301, 6, dtype=torch.bfloat16)), strided(positions))
+    return call(normal(g, 2, 301, 6, dtype=torch.bfloat16), positions)
 
 
 def other_shapes(function: Any, x: Tensor, positions: Tensor) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def last_state(x: Tensor, positions: Tensor | None = None) -> Tensor:
     return last_token(x, positions=positions)
 
 
-RIGHT, STRIDES = "padding on the right", "bfloat16, in another order in memory"
+RIGHT, LONG = "padding on the right", "bfloat16, hundreds of columns"
 WITHOUT, NAN = "no positions", "NaN in the padding, and a row of padding alone"
 LEFT, REFUSED = "padding on the left", "positions of another shape"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
     ("the last column, whatever it holds", {f"return {TAKEN}": "return x[:, -1]"}, RIGHT),
-    ("columns are numbered in 8 bits", {LAST: f"({LAST}).to(torch.int8).long()"}, STRIDES),
+    ("columns are numbered in 8 bits", {LAST: f"({LAST}).to(torch.int8).long()"}, LONG),
     ("float64 is rounded to float32",
      {"x[:, -1]": "x[:, -1].float().to(x.dtype)", TAKEN: f"{TAKEN}.float().to(x.dtype)"}, WITHOUT),
     ("a row of padding alone is left out of the result",
@@ -127,9 +127,9 @@ WRONG = [
     ("a row without a token is not expected",
      {LAST: "torch.stack([row.nonzero()[-1, 0] for row in positions >= 0])"}, NAN),
     ("positions must be given", {"positions: Tensor | None = None": "positions: Tensor"}, WITHOUT),
-    ("the result is float32", {TAKEN: "x[torch.arange(B), last].float()"}, STRIDES),
+    ("the result is float32", {TAKEN: "x[torch.arange(B), last].float()"}, LONG),
     ("a view of states that are not contiguous",
-     {TAKEN: "x.view(B * T, -1)[torch.arange(B) * T + last]"}, STRIDES),
+     {TAKEN: "x.view(B * T, -1)[torch.arange(B) * T + last]"}, LONG),
     ("the states of padding are overwritten in x itself",
      {f"return {TAKEN}": f"states = {TAKEN}\n    x.data[positions < 0] = 0.0\n    return states"},
      RIGHT),
@@ -158,8 +158,8 @@ CASES = (
     Case(NAN, senseless_padding,
          "0 * NaN is NaN: choose by an index, do not multiply. A row without a token needs some "
          "column, any will do", use=real_rows),
-    Case(STRIDES, other_memory,
-         "an index keeps the dtype of x and works in any order in memory, .view does not"),
+    Case(LONG, long,
+         "an index keeps the dtype of x; columns are counted in whole numbers of 64 bits"),
     Case(REFUSED, right,
          "compare positions.shape with x.shape[:2] and raise a ValueError: broadcasting accepts "
          "too much", use=other_shapes),

@@ -26,11 +26,6 @@ def per_row(g: Generator) -> Call:
     return call(normal(g, 3, 2, 5, 8), mixed)
 
 
-def transposed(g: Generator) -> Call:
-    x = normal(g, 2, 5, 3, 12).transpose(1, 2)
-    return call(x, integers(g, 3, 40, 1, 5).repeat(2, 1))
-
-
 def very_far(g: Generator) -> Call:
     """Beyond any table, and beyond int16. There is one pair, which turns by the position itself:
     slower ones would have few digits left in float32."""
@@ -135,21 +130,19 @@ WRONG = [
     ("written into x itself", {"return turned.to(x.dtype)": "return x.copy_(turned)"}, IN_ORDER),
     ("a view of a tensor that is not contiguous",
      {"    half =": "    x.view(-1, *x.shape[-2:])\n    half ="},
-     "heads and tokens transposed in memory"),
+     IN_ORDER),
 ]  # fmt: skip
 
 CASES = (
     Case(IN_ORDER, in_order,
          "position 0 changes nothing; at position 1 the first pair, features 0 and D/2, turns by "
-         "1 radian", points=2, teaching="the plain formula, and the first thing to read"),
+         "1 radian", points=3, teaching="the plain formula, and the first thing to read"),
     Case(ROWS, per_row,
          "use the positions as they are: they begin above 0, leave gaps, differ by row, and are "
          "others in every call", points=2, use=after_other_positions),
     Case("theta as given",
          lambda g: call(normal(g, 2, 3, 5, 8), integers(g, 5, 90, 1, 5).repeat(2, 1), 500000.0),
          "with theta = 500000 the second of four pairs turns by 500000**(-1/4) = 0.038 a token"),
-    Case("heads and tokens transposed in memory", transposed,
-         "a model makes (B, T, H, D) and transposes it: .view fails on that, .reshape does not"),
     Case(BFLOAT, bfloat16,
          "bfloat16 has no 257 (it becomes 256), and keeps a cosine to three digits only: stay in "
          "float32 until the end", points=2, tolerance=(8e-3, 1e-3)),

@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 from lm_from_scratch.attention.sinks import formula_sink_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import normal, strided
+from lm_from_scratch.exercises.inputs import normal
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None = None) -> Tensor:
@@ -61,11 +61,6 @@ def takes_all(g: Generator) -> Call:
 def huge(g: Generator) -> Call:
     q, k, v, sinks, _ = inputs(g, scale=12).args
     return call(q, k, v, sinks + torch.tensor([100.0, 150.0, 200.0]))
-
-
-def in_another_order(g: Generator) -> Call:
-    q, k, v, sinks, _ = inputs(g, (4, 2)).args
-    return call(strided(q), strided(k), strided(v), sinks.repeat(2, 1).T[:, 0])
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -135,7 +130,7 @@ WRONG = [
 CASES = (
     Case(ZEROS, zeros,
          "e^0 = 1: the first query gives its key 1/2, the last gives each of five keys 1/6",
-         points=2, teaching="one can compute it by hand"),
+         points=3, teaching="one can compute it by hand"),
     Case(HEADS, different, "the sink of a head is beside scores that are divided already",
          points=2, teaching="sinks that differ"),
     Case(SHARED, shared, "sinks belong to query heads, and keys are shared by three of them",
@@ -158,9 +153,6 @@ CASES = (
          teaching="large numbers everywhere, not at one end", tolerance=(5e-4, 5e-3)),
     Case("float64 keeps its digits", lambda g: inputs(g, dtype=torch.float64),
          "nothing becomes float32"),
-    Case("inputs in another order in memory", in_another_order,
-         ".view fails on tensors that are not contiguous, .reshape does not",
-         teaching="what a model passes"),
     Case("gradients of all four", different, "nothing may be detached", gradient=True),
 )  # fmt: skip
 

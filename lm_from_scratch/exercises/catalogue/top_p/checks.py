@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integer, normal, strided
+from lm_from_scratch.exercises.inputs import integer, normal
 from lm_from_scratch.generation.sampling import Sampler
 
 
@@ -67,7 +67,7 @@ def nucleus(g: Generator) -> Call:
 def sharp_and_flat(g: Generator) -> Call:
     """The same p keeps few tokens of a sharp row and many of a flat one."""
     logits = spread(g, 4, 11) * torch.tensor([2.2, 0.1, 1.0, 0.5])[:, None]
-    return call(strided(logits), top_p=0.7)
+    return call(logits, top_p=0.7)
 
 
 def border(g: Generator) -> Call:
