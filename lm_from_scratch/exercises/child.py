@@ -95,7 +95,7 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
     report = examine(wanted, function, job.seed, job.case, seconds)
     result.points, result.passed = report.points, report.passed
     result.failed = [r.case.name for r in report.failed]
-    result.wrong = report.wrong.label if report.wrong else ""
+    result.wrong = report.looks_like
     result.text = report.text()
     faults = [r.fault.text.splitlines()[0] for r in report.failed if r.fault]
     if not report.written:

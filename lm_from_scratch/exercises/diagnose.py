@@ -12,8 +12,9 @@ from lm_from_scratch.exercises.source import answer
 
 def diagnose(
     exercise: Exercise, failed: dict[int, Outcome], wants: dict[int, Outcome], seed: int
-) -> tuple[Wrong | None, list[int]]:
-    """The wrong answer that explains most of the failed cases, or None; and these cases.
+) -> tuple[list[Wrong], list[int]]:
+    """The wrong answer that explains most of the failed cases, and these cases; several answers, if
+    nothing that was seen tells them apart.
 
     * ``failed``: what the student's function did, by the number of each case that it failed
     * ``wants``: what the reference did in those cases
@@ -22,11 +23,12 @@ def diagnose(
     changed arguments, within the tolerance of the case. One that explains less than half of them is
     not named: many mistakes look alike in a single case, as where scores saturate. Where two
     explain as many, that one is named which fails fewer of the cases that the student passed, so
-    that half a repair is not the code as found; then the first in the exercise's own order. A
-    result with NaN is never named: all NaN look alike.
+    that half a repair is not the code as found. A result with NaN is never named: all NaN look
+    alike.
     """
-    usable = {n: o for n, o in failed.items() if not o.fault and not has_nan(o.value)}
-    best: Wrong | None = None
+    last = {n: o.again or o for n, o in failed.items()}  # the calls that failed
+    usable = {n: failed[n] for n, o in last.items() if not o.fault and not has_nan(o.value)}
+    best: list[Wrong] = []
     cases: list[int] = []
     least = 0
     for wrong in exercise.wrong if usable else ():
@@ -35,7 +37,9 @@ def diagnose(
             continue
         more = also_fails(exercise, wrong, wants.keys() - failed.keys(), wants, seed)
         if len(numbers) > len(cases) or more < least:
-            best, cases, least = wrong, numbers, more
+            best, cases, least = [wrong], numbers, more
+        elif numbers == cases and more == least:
+            best.append(wrong)
     return best, cases
 
 

@@ -46,7 +46,7 @@ class Report:
     exercise: Exercise
     seed: int
     results: list[Result]
-    wrong: Wrong | None = None
+    wrong: list[Wrong] = field(default_factory=list)  # what it looks like
     written: bool = True
     missing: str = ""  # why nothing was checked
     explains: list[int] = field(default_factory=list)  # the cases that `wrong` explains
@@ -55,6 +55,11 @@ class Report:
     def failed(self) -> list[Result]:
         """The results with a fault."""
         return [result for result in self.results if result.fault]
+
+    @property
+    def looks_like(self) -> str:
+        """The misconception, or those that cannot be told apart; empty if none is known."""
+        return "; or: ".join(wrong.label for wrong in self.wrong)
 
     @property
     def passed(self) -> bool:
@@ -93,7 +98,7 @@ class Report:
                 lines += indent("the same" if repeated else result.fault.text)
                 texts.add(result.fault.text)
                 if self.wrong and result.number == min(self.explains):
-                    lines += indent(f"looks like: {self.wrong.label}")
+                    lines += indent(f"looks like: {self.looks_like}")
                 if not explained:
                     lines += self.advice(result)
                     explained = True

@@ -75,7 +75,7 @@ def test_mistakes_of_a_second_person_are_named(bench: Bench) -> None:
     for label, function, unnamed in second_person(bench.exercise):
         if unnamed or label in labels:
             report = bench.examine(function)
-            name = report.wrong.label if report.wrong else ""
+            name = report.wrong[0].label if report.wrong else ""
             assert label in labels and name == ("" if unnamed else label), (label, name)
 
 
@@ -84,12 +84,12 @@ def test_wrong_answers_are_named(bench: Bench) -> None:
     """By their own label, unless they raise in every case that they fail, or say why not."""
     for wrong in bench.exercise.wrong:
         report = bench.examine(answer(bench.exercise, wrong.answer))
-        named = report.wrong is not None and report.wrong.label == wrong.label
+        named = report.wrong[:1] == [wrong]
         raises = all((r.outcome.again or r.outcome).fault for r in report.failed)
         if wrong.unnamed:
             assert not named, f"{wrong.label!r} is named, but has a reason not to be"
         else:
-            assert named or raises, f"{wrong.label!r} is named {report.wrong}"
+            assert named or raises, f"{wrong.label!r} is named {report.looks_like!r}"
 
 
 def test_a_stub_and_trivial_answers_get_nothing(bench: Bench) -> None:
