@@ -26,6 +26,12 @@ SOLUTION = re.compile(rf"^( *){BEGIN}\n(.*?)^ *{END}$", re.M | re.S)
 RULES = "AGENTS.md"
 #: The cell with which an answer runs a model.
 PLAY = "\n\n# %%\nfrom lm_from_scratch.exercises import play\n\n{}\n"
+#: What holds for every exercise: the end of its first text.
+EVERY = """\
+#
+# Each check calls your code twice, the second time with other numbers; tensors may then have
+# another order in memory, as after a transpose. What you are not asked to change stays as it was.
+"""
 #: What nbgrader puts in the place of a solution.
 STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
 
@@ -54,8 +60,9 @@ class Cell:
 
 
 def written(name: str) -> str:
-    """The whole source, as its author wrote it."""
-    return (folder(name) / "text.py").read_text(encoding="utf-8")
+    """The whole source: its author's, and what holds for every exercise."""
+    text = (folder(name) / "text.py").read_text(encoding="utf-8")
+    return re.sub(r"(?<=\n)\n+# %%", lambda next_cell: EVERY + next_cell[0], text, count=1)
 
 
 def cells(text: str) -> list[Cell]:

@@ -237,7 +237,8 @@ CASES = (
          tolerance=(1e-3, 1e-4), teaching="the overflow, at the other end than the next case"),
     Case("every score about -20000", low_scores,
          "what is hidden needs a score below every other: minus infinity, not -10000"),
-    Case(DOUBLE, double, "keep the dtype of q, whatever the dtype of the bounds is"),
+    Case(DOUBLE, double, "keep the dtype of q, whatever the dtype of the bounds is",
+         teaching="digits, and bounds as kernels take them"),
     Case(REFUSED, whole_sequences,
          "compare the last bounds with N and M, the numbers of sequences with each other, and T "
          "with S; raise a ValueError", use=refused),
