@@ -118,7 +118,7 @@ def verdict(job: Job, seconds: float | None = None) -> Verdict:
 def warned(result: Verdict, submission: Submission) -> Verdict:
     """The verdict, with a reason that names how the code could get at the check; then it is not
     passed before somebody has read the code."""
-    words = set()
+    words: set[object] = set()
     for node in (inner for *_, nodes in submission.parts for n in nodes for inner in ast.walk(n)):
         if isinstance(node, ast.Attribute):
             words |= {node.attr, f"{ast.unparse(node.value)}.{node.attr}"[:100]}
