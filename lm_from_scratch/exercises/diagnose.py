@@ -6,7 +6,7 @@ itself is compared with the results of all planted wrong answers, on the very in
 
 from lm_from_scratch.exercises.compare import GRADIENT_TOLERANCE, compare, has_nan
 from lm_from_scratch.exercises.exercise import Case, Exercise, Wrong
-from lm_from_scratch.exercises.run import Outcome, judge, tried
+from lm_from_scratch.exercises.run import Outcome, tried
 from lm_from_scratch.exercises.source import answer
 
 
@@ -48,10 +48,7 @@ def also_fails(
 ) -> int:
     """How many of the cases that the student passed a wrong answer fails."""
     function = answer(exercise, wrong.answer)
-    return sum(
-        judge(exercise.cases[n], tried(exercise, n, function, wants[n], seed), wants[n]) is not None
-        for n in passed
-    )
+    return sum(tried(exercise, n, function, wants[n], seed).wrong is not None for n in passed)
 
 
 def explained(
@@ -65,8 +62,7 @@ def explained(
     function, numbers = answer(exercise, wrong.answer), []
     for number, got in failed.items():
         theirs = tried(exercise, number, function, wants[number], seed)
-        case = exercise.cases[number]
-        if judge(case, theirs, wants[number]) and alike(case, got, theirs):
+        if theirs.wrong and alike(exercise.cases[number], got, theirs):
             numbers.append(number)
     return numbers
 

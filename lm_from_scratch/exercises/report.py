@@ -17,7 +17,6 @@ from lm_from_scratch.exercises.run import (
     argument_names,
     arguments,
     in_other_memory,
-    judge,
     tried,
     values,
     wanted,
@@ -202,10 +201,9 @@ def examine(
     share = None if seconds is None else seconds / 4
     for number in numbers:
         got = tried(exercise, number, function, wants[number], seed, share)
-        fault = judge(exercise.cases[number], got, wants[number])
-        if share and fault and fault.kind == "time":
+        if share and got.wrong and got.wrong.kind == "time":
             share = max(0.1, share / 4)
-        results.append(Result(number, exercise.cases[number], fault, got))
+        results.append(Result(number, exercise.cases[number], got.wrong, got))
     # a class may have some methods written and others not: only a whole stub says no more
     if all(result.fault and result.fault.kind == "stub" for result in results):
         return Report(exercise, seed, [], written=False)

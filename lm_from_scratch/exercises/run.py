@@ -60,6 +60,7 @@ class Outcome:
     * ``again``: what it did when it was called once more with other values; None if it was not
     * ``seed``: of the arguments of the second call
     * ``in_order``: whether it would have been right the second time with the usual order in memory
+    * ``wrong``: the first thing wrong with it, beside what is wanted
     """
 
     value: Any = None
@@ -70,6 +71,7 @@ class Outcome:
     again: "Outcome | None" = None
     seed: int = 0
     in_order: bool = False
+    wrong: Fault | None = None
 
 
 def wanted(exercise: Exercise, number: int, seed: int) -> Outcome:
@@ -108,14 +110,16 @@ def tried(
     case = exercise.cases[number]
     with kept_state(), quiet() as printed:  # once: it costs as much as a small case
         got = _outcome(exercise, number, function, _arguments(case, number, seed), seed, seconds)
-        if want.again and not judge_call(case, got, want):
+        got.wrong = judge_call(case, got, want)
+        if want.again and not got.wrong:
             other = in_other_memory(_arguments(case, number, want.seed))
             got.again = _outcome(exercise, number, function, other, seed, seconds)
             got.seed = want.seed
-            if judge_call(case, got.again, want.again):
+            if fault := judge_call(case, got.again, want.again):
                 plain = _arguments(case, number, want.seed)
                 third = _outcome(exercise, number, function, plain, seed, seconds)
                 got.in_order = judge_call(case, third, want.again) is None
+                got.wrong = in_second_call(case, got, want, fault)
         got.printed = printed.getvalue()
     return got
 
@@ -156,12 +160,9 @@ def _outcome(
     return Outcome(value, gradients, tuple(n for n in before | after if n not in alike))
 
 
-def judge(case: Case, got: Outcome, want: Outcome) -> Fault | None:
-    """The first thing wrong with an outcome, beside that of the reference."""
-    if (fault := judge_call(case, got, want)) or not (got.again and want.again):
-        return fault
-    if not (fault := judge_call(case, got.again, want.again)):
-        return None
+def in_second_call(case: Case, got: Outcome, want: Outcome, fault: Fault) -> Fault:
+    """A fault that the first call did not have, in words that say so."""
+    assert got.again is not None
     if got.in_order:
         text = "right, but not for the same shapes in another order in memory"
         return Fault(MEMORY, f"{text} (is there a view, or as_strided?): {fault.text}")

@@ -14,7 +14,7 @@ from lm_from_scratch.exercises import diagnose, report
 from lm_from_scratch.exercises.compare import Fault
 from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.report import Report, Result, examine, missing
-from lm_from_scratch.exercises.run import Outcome, judge, tried, wanted
+from lm_from_scratch.exercises.run import Outcome, tried, wanted
 from lm_from_scratch.exercises.source import answer, load, stub
 
 ANSWERS = Path(__file__).with_name("answers")
@@ -37,8 +37,7 @@ class Bench:
 
     def fault(self, number: int, function: Callable[..., Any], seed: int = 0) -> Fault | None:
         """What is wrong with a function in a case; None where nothing is."""
-        got = self.tried(number, function, seed)
-        return judge(self.exercise.cases[number], got, self.wanted(number, seed))
+        return self.tried(number, function, seed).wrong
 
     def rejects(self, number: int, function: Callable[..., Any], seed: int = 0) -> str:
         """Why a case rejects a function; empty if it does not."""

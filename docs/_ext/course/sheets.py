@@ -24,7 +24,7 @@ from course import plans
 from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise, Wrong, exercise
 from lm_from_scratch.exercises.report import missing
-from lm_from_scratch.exercises.run import judge, tried, wanted
+from lm_from_scratch.exercises.run import tried, wanted
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: kernels are voted on
 
@@ -247,7 +247,7 @@ def rejected(name: str) -> dict[str, list[str]]:
         label: [
             case.name
             for number, case in enumerate(one.cases)
-            if judge(case, tried(one, number, answer, wants[number], 0), wants[number])
+            if tried(one, number, answer, wants[number], 0).wrong
         ]
         for label, answer in answers.items()
     }

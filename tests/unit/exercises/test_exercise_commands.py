@@ -339,7 +339,7 @@ def test_a_draft_can_be_done_and_is_not_in_the_course(
         (["check", "rms_norm"], "there is no rms_norm.py and no rms_norm.ipynb here"),
         (["check", "rms_norm", "no.py"], "there is no file no.py"),
         (["watch", "rms_norm", "no.py"], "there is no file no.py"),
-        (["check", "rms_norm", "there.py", "--case", "99"], "has cases 1 to 9, not 99"),
+        (["check", "rms_norm", "there.py", "--case", "99"], "has cases 1 to 8, not 99"),
         (["start", "rms_norm", "there.py"], "there.py exists already"),
         (["start", "rms_norm", "a.txt"], "a.txt must end in .py or .ipynb"),
         (["check", "zzz"], "there is no exercise 'zzz'; list shows all"),

@@ -175,7 +175,7 @@ ATTACKS = {
         FULL,
     ),
     "replaces_the_judge": Attack(
-        "import sys\nsys.modules['lm_from_' + 'scratch.exercises.report'].judge = lambda *a: None\n"
+        "import sys\nsys.modules['lm_from_' + 'scratch.exercises.run'].judge_call = lambda *a: None\n"
         "return x", FULL, says="sys.modules"
     ),
     "takes_results_from_the_stack": Attack(
