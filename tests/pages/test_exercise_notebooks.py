@@ -329,7 +329,7 @@ def test_the_exercise_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for wrong in one.wrong:
         report = examine(one, source.answer(one, wrong.answer))
         assert wrong.case in [result.case.name for result in report.failed]
-        assert report.wrong == wrong
+        assert report.wrong == [wrong]
     points, _ = run(notebook(one, as_source), one)
     assert points == one.points
     assert leaks(plain(dump(notebook(one))), "softcap") == []

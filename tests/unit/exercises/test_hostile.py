@@ -175,8 +175,8 @@ ATTACKS = {
         FULL,
     ),
     "replaces_the_judge": Attack(
-        "import sys\nsys.modules['lm_from_' + 'scratch.exercises.run'].judge_call = lambda *a: None\n"
-        "return x", FULL, says="sys.modules"
+        "import sys\nrun = sys.modules['lm_from_' + 'scratch.exercises.run']\n"
+        "run.judge_call = lambda *a: None\nreturn x", FULL, says="sys.modules"
     ),
     "takes_results_from_the_stack": Attack(
         "import sys\nframe = sys._getframe()\nwhile 'want' not in frame.f_locals:\n"
@@ -185,9 +185,10 @@ ATTACKS = {
         "return want.value + 0 * (x.sum() + weight.sum())", 9.0, says="_getframe, f_back, f_locals"
     ),
     "takes_the_reference_from_all_objects": Attack(
-        "import gc\nfor f in gc.get_objects():\n"
-        "    if type(f).__name__ == 'function' and f.__module__.endswith('layers.norm'):\n"
-        "        if f.__name__ == 'rms_norm': return f(x, weight, eps)",
+        "import gc\nif not hasattr(rms_norm, 'f'):\n    gc.unfreeze()\n"
+        "    rms_norm.f = next(f for f in gc.get_objects() if type(f).__name__ == 'function'\n"
+        "        and f.__name__ == 'rms_norm' and str(f.__module__).endswith('layers.norm'))\n"
+        "return rms_norm.f(x, weight, eps)",
         FULL, says="gc, get_objects"
     ),
     "sends_a_verdict": Attack(
