@@ -37,8 +37,8 @@ drawings.lines(pieces, pieces, maps[5][0, 0].tolist())
 # One word, two meanings
 # ----------------------
 #
-# *set* is a noun in "This is a set", and a verb in "The value is set". Both times it is token 4, so the two lookups give
-# it the same vector. What comes next?
+# *set* is a noun in "This is a set", and a verb in "The value is set". Both times its place is 4, so the two lookups
+# give it the same vector. What comes next?
 
 for text in ("This is a set", "The value is set"):
     logits = model(torch.tensor([tokenizer.start(text)]))[0, -1]  # (V,)
