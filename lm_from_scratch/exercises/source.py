@@ -32,7 +32,7 @@ EVERY = """\
 # Each check calls your code twice, the second time with other numbers; tensors may then have
 # another order in memory, as after a transpose. What you are not asked to change stays as it was.
 """
-#: What nbgrader puts in the place of a solution.
+#: What nbgrader puts instead of a solution.
 STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
 
 

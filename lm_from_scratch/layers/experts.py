@@ -227,7 +227,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router and its experts in the place of an MLP, for ``x`` (..., C). Raises ``ValueError`` if
+    """A router and its experts instead of an MLP, for ``x`` (..., C). Raises ``ValueError`` if
     a token is to visit more experts than there are."""
 
     def __init__(self, gate: Router, experts: Experts) -> None:

@@ -1,4 +1,4 @@
-"""What all layers are that carry a state in the place of keys: by this type they are found in a
+"""What all layers are that carry a state instead of keys: by this type they are found in a
 built model."""
 
 from abc import abstractmethod

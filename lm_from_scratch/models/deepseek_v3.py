@@ -134,7 +134,7 @@ def sharpness(scaling: RopeScaling | None) -> float:
 
 class LatentAttention(AttentionLayer):
     """Causal self-attention of ``x`` (B, T, C), whose cache holds a latent and a turned key for
-    each token: (B, 1, S, R) in the place of keys, (B, 1, S, Dr) in that of values.
+    each token: (B, 1, S, R) instead of keys, (B, 1, S, Dr) instead of values.
 
     The norms have an ``eps`` of their own, whatever the config says of the others.
     """

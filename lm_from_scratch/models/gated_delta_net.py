@@ -1,4 +1,4 @@
-r"""Gated DeltaNet: a layer in the place of attention, with a state in the place of keys and values.
+r"""Gated DeltaNet: a layer instead of attention, with a state instead of keys and values.
 
 Queries, keys and values are projected as in attention, and each feature then passes a short
 convolution over its last few values. The delta rule writes and reads a state of fixed size in every

@@ -100,7 +100,7 @@ class Indexer(nn.Module):
 
 class IndexedAttention(nn.Module):
     """An attention layer that sees only what its ``indexer`` chooses: an :class:`Indexer`, or any
-    function of (x, rotation, visibility). Put it in the place of ``self_attn`` in a built model.
+    function of (x, rotation, visibility). Put it in place of ``self_attn`` in a built model.
 
     It is for whole texts: the cache of a model holds no keys of indexers.
     """

@@ -87,7 +87,7 @@ def _skipped(node: ast.AST, statement: ast.stmt) -> bool:
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """What can stand in the place of one node."""
+    """What can stand instead of one node."""
     if isinstance(node, ast.BinOp):
         if type(node.op) in OPERATORS:
             yield ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)

@@ -272,7 +272,7 @@ class TwoThetas(Qwen3ForCausalLM):
 
 
 class Dense(GatedMLP):
-    """A gated MLP in the place of gpt-oss's experts."""
+    """A gated MLP instead of gpt-oss's experts."""
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), None

@@ -222,7 +222,7 @@ assert 151_936 % 128 == 0 and tokenizer.decode([151_935]) == ""
 # The printable name of a byte
 # ----------------------------
 #
-# In the lesson, ``vocab.json`` shows ``è¿Ļ`` in the place of 这. The rule is GPT-2's. A byte
+# In the lesson, ``vocab.json`` shows ``è¿Ļ`` instead of 这. The rule is GPT-2's. A byte
 # that is a visible character in Latin-1 keeps it. The others, in order, get the characters from number
 # 256 on.
 

@@ -192,7 +192,7 @@ assert all(found.max() < 0.8 for found in scores.values())
 # -----------------
 #
 # A habit need not be useful. To find out, switch a head off: the heads of a block write their results side
-# by side, D numbers each, and one matrix mixes them. Zeros in the place of D numbers silence one head. A *hook*, which
+# by side, D numbers each, and one matrix mixes them. Zeros instead of D numbers silence one head. A *hook*, which
 # PyTorch calls just before that matrix, puts them there.
 
 from contextlib import contextmanager

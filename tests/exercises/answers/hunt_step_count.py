@@ -43,7 +43,7 @@ def by_all_gradients(params, grads, state, lr, betas, eps, weight_decay):  # fmt
 
 
 def by_products(params, grads, state, lr, betas, eps, weight_decay):  # fmt: skip
-    """The powers of beta are kept as products in the place of a count."""
+    """The powers of beta are kept as products instead of a count."""
     dense = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
     if any(grad.is_sparse for _, grad in dense):
         raise ValueError("sparse")

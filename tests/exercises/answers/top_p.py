@@ -31,7 +31,7 @@ def by_loop(logits, top_k=0, top_p=1.0):
 
 
 def by_rank(logits, top_k=0, top_p=1.0):
-    """Ranks in the place of a scatter: how many tokens are needed, and which rank has each."""
+    """Ranks instead of a scatter: how many tokens are needed, and which rank has each."""
     above_zero(top_p)
     keep = torch.ones_like(logits, dtype=torch.bool)
     if 0 < top_k < logits.shape[-1]:

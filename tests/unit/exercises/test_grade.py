@@ -39,7 +39,7 @@ def notebook(*cells: dict[str, object]) -> str:
 WIDE = "x.to(torch.promote_types(x.dtype, torch.float32))"
 VALUE = f"({WIDE} / ({WIDE}.pow(2).mean(-1, True) + eps).sqrt()).to(x.dtype) * weight"
 DEF = f"def rms_norm(x, weight, eps=1e-6):\n    return {VALUE}\n"
-#: Sends a message in the place of the verdict.
+#: Sends a message instead of the verdict.
 FORGE = """
     import json, os, struct, sys, time
     text = json.dumps({"exercise": "rms_norm", "of": 11, "passed": True} | MORE).encode()

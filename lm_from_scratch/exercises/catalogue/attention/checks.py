@@ -81,7 +81,7 @@ WRONG = [
     ("nothing hides the future", {SOFTMAX: "scores.softmax(-1)"}, SQUARE),
     ("a query does not see its own key", {"triu(S - T + 1)": "triu(S - T)"}, CACHE),
     ("a query sees one key of the future", {"triu(S - T + 1)": "triu(S - T + 2)"}, SQUARE),
-    ("the past is hidden in the place of the future",
+    ("the past is hidden instead of the future",
      {"triu(S - T + 1)": "tril(S - T - 1)"}, SQUARE),
     ("the softmax runs over the queries, not over the keys",
      {".softmax(-1)": ".softmax(-2)"}, SQUARE),

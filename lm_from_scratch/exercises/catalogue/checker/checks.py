@@ -286,7 +286,7 @@ WRONG = [
     ("results below zero are refused on the way",
      {"else result - product()": "else result - product()\n            if result < 0:\n"
       "                raise ValueError"}, ORDER),
-    ("1 and 0 in the place of True and False",
+    ("1 and 0 instead of True and False",
      {TOTAL: 'return int(total() == int(target) and rest == ["end"])'}, PLAIN),
 ]  # fmt: skip
 

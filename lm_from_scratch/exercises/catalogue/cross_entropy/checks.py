@@ -136,7 +136,7 @@ WRONG = [
      {RESULT: "each = counts.reshape(len(counts) if counts.dim() > 1 else 1, -1).sum(1).tolist()\n"
       "    return torch.stack([x.sum() / max(len(x), 1) for x in losses.split(each)]).mean()"},
      IGNORED),
-    ("the sum in the place of the mean", {f" / {DIVISOR}": ""}, PLAIN),
+    ("the sum instead of the mean", {f" / {DIVISOR}": ""}, PLAIN),
     ("the sign is missing", {"losses.sum()": "-losses.sum()"}, PLAIN),
     ("the perplexity, which is exp of the loss",
      {"losses.sum() / counts.sum().clamp(min=1)": f"(losses.sum() / {DIVISOR}).exp()"}, PLAIN),
@@ -144,7 +144,7 @@ WRONG = [
      {LOSSES: "losses = -chosen"}, PLAIN),
     ("cross-entropy of probabilities: softmax was applied twice",
      {CHOSEN: f"rows = rows.softmax(1)\n    {CHOSEN}"}, PLAIN),
-    ("bits in the place of nats", {"losses.sum()": "losses.sum() / 0.6931471805599453"}, PLAIN),
+    ("bits instead of nats", {"losses.sum()": "losses.sum() / 0.6931471805599453"}, PLAIN),
     ("nothing is subtracted before exp, which overflows",
      {"rows.logsumexp(1)": "rows.exp().sum(1).log()"}, HIGH),
     ("one maximum for all tokens, far above some of them",

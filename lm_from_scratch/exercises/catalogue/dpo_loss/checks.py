@@ -141,7 +141,7 @@ NAN = "its result is NaN, which the report says in words"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("the mean over tokens in the place of the log-probability of the whole answer",
+    ("the mean over tokens instead of the log-probability of the whole answer",
      {SUMS: "beta * ratios.sum(2) / mask.sum(2)"}, PAIR),
     ("prompt and padding count as well", {RATIOS: "ratios = log_probs - reference.detach()"},
      LENGTHS),
@@ -172,7 +172,7 @@ WRONG = [
     ("the loss of each answer alone, where only their difference matters",
      {LOSS: "loss = -(F.logsigmoid(chosen) + F.logsigmoid(-rejected)).mean()"}, PAIR),
     ("a run is taken to begin at a loss of 0", {GAIN: "-loss.detach()"}, FIRST),
-    ("a run is taken to begin at a loss of 1: bits in the place of nats",
+    ("a run is taken to begin at a loss of 1: bits instead of nats",
      {GAIN: "1 - loss.detach()"}, FIRST),
     ("a run is taken to begin at ½", {GAIN: "0.5 - loss.detach()"}, FIRST),
     ("the gain has the sign of a loss", {GAIN: "loss.detach() - math.log(2)"}, PAIR),

@@ -207,7 +207,7 @@ WRONG = [
      {"log_probs - old.detach(), 0.0).exp()": "old.detach() - log_probs, 0.0).exp()"}, MOVED),
     ("the ratio of whole answers, not of tokens",
      {"0.0).exp()": "0.0).sum(2, keepdim=True).exp() * torch.ones_like(log_probs)"}, MOVED),
-    ("the logarithm of the ratio in the place of the ratio", {"0.0).exp()": "0.0)"}, MOVED),
+    ("the logarithm of the ratio instead of the ratio", {"0.0).exp()": "0.0)"}, MOVED),
     ("the sign is missing: bad answers become more probable", {"losses = -torch": "losses = torch"},
      MOVED),
     ("the penalty is that of the other direction", {K3: "(gain.exp() - gain - 1)"}, KL),

@@ -185,7 +185,7 @@ WRONG = [
      {"noted.detach()": "noted"}, HANGING),
     ("the advantages get a gradient", {"advantages.detach()": "advantages"}, OTHERS),
     ("the ratio the other way round", {CHANGE: "noted.detach() - now"}, FIRST),
-    ("the logarithm in the place of the ratio", {"0.0).exp()": "0.0)"}, FIRST),
+    ("the logarithm instead of the ratio", {"0.0).exp()": "0.0)"}, FIRST),
     ("the log-probabilities themselves, without the ratio", {CHANGE: "now"}, VALUE),
     ("the loss of REINFORCE: its gradient is right in the first step",
      {MIN: "losses = -torch.where(mask, now, 0.0) * A"}, VALUE),

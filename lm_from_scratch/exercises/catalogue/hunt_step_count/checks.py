@@ -255,7 +255,7 @@ WRONG = [
      {NONE: NONE.replace("continue", "state.pop(i, None)\n            continue")}, GAPS),
     ("the state is kept by shape, so that parameters of one shape share it",
      {"        grad = grads[i]\n": "        grad, i = grads[i], tuple(p.shape)\n"}, ALIKE),
-    ("a new tensor in the list, in the place of the parameter",
+    ("a new tensor in the list, instead of the parameter",
      {"p.mul_(1 - lr * weight_decay).sub_(lr * direction)":
       "params[i] = p * (1 - lr * weight_decay) - lr * direction"}, PLAIN),
     ("the means are kept in float32",

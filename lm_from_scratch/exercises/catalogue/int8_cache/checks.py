@@ -168,7 +168,7 @@ WRONG = [
      {ENDS: "low, high = fine.amin(2, keepdim=True), fine.amax(2, keepdim=True)"}, ENCODE),
     ("codes in int8, where 128 becomes -128",
      {RETURN: "return codes.to(torch.int8), low.to(x.dtype), step"}, ENCODE),
-    ("the largest number is kept in the place of the step",
+    ("the largest number is kept instead of the step",
      {RETURN: "return codes.to(torch.uint8), low.to(x.dtype), high.to(x.dtype)"}, ENCODE),
     ("decode adds half a step", {BACK: "x = step.to(fine) * (codes + 0.5) + low"}, DECODE),
     ("decode multiplies and adds in uint8",

@@ -117,7 +117,7 @@ WRONG = [
     ("one scale for the whole matrix",
      {LARGEST: "precise.abs().amax().expand(len(weight), 1)"}, PLAIN),
     ("a scale for each column, not for each row", {"amax(dim=1,": "amax(dim=0,"}, PLAIN),
-    ("a quotient by 128 in the place of 127", {"largest / 127": "largest / 128"}, PLAIN),
+    ("a quotient by 128 instead of 127", {"largest / 127": "largest / 128"}, PLAIN),
     ("the largest number, not the largest absolute one", {"precise.abs()": "precise"}, NEGATIVE),
     ("the range from smallest to largest in 255 steps, with no zero kept",
      {LARGEST: "precise.amax(dim=1, keepdim=True) - precise.amin(dim=1, keepdim=True)",

@@ -97,7 +97,7 @@ WRONG = [
      {"real.sum(1)": "torch.full_like(real.sum(1), real.shape[1])"}, LEFT),
     ("all rows go on from the end of the longest text",
      {"real.sum(1)": "real.sum(1).max().expand(len(real))"}, LEFT),
-    ("the position of the last token in the place of the next one",
+    ("the position of the last token instead of the next one",
      {"real.sum(1)": "real.sum(1) - 1"}, LEFT),
     ("0 is taken for a token and 1 for padding",
      {"return positions":

@@ -118,7 +118,7 @@ WRONG = [
     ("a whole period of the cosine: down, and up again",
      {"math.pi * progress": "2 * math.pi * progress"}, FALL),
     ("a quarter of the cosine, from 1 to 0", {COSINE: "math.cos(0.5 * math.pi * progress)"}, FALL),
-    ("a straight line in the place of the cosine", {COSINE: "1.0 - progress"}, FALL),
+    ("a straight line instead of the cosine", {COSINE: "1.0 - progress"}, FALL),
     ("1 + cosine is not halved", {COSINE: COSINE.removeprefix("0.5 * ")}, FALL),
     ("the cosine goes from 1 to -1, not to 0", {COSINE: "math.cos(math.pi * progress)"}, FALL),
     ("the angle in degrees", {"math.pi * progress": "180 * progress"}, FALL),

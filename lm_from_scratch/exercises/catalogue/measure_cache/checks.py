@@ -163,7 +163,7 @@ WRONG = [
     ("a part of a token", {RESULT: "left / (rows * number * growing)"}, FIRST),
     ("rounded in float, where 53 bits are too few",
      {RESULT: "int(left / (rows * number * growing))"}, LAST),
-    ("None in the place of 0 tokens", {RESULT: RESULT + " or None"}, LITTLE),
+    ("None instead of 0 tokens", {RESULT: RESULT + " or None"}, LITTLE),
     ("one token always fits", {RESULT: f"max(1, {RESULT})"}, LITTLE),
     ("None where nothing grows, also if there is no room for the start",
      {"if left < 0:": "if growing and left < 0:"}, ENDS),

@@ -119,7 +119,7 @@ WRONG = [
      {PRICE: "weight.numel() + len(weight) * weight.element_size()"}, USUAL),
     ("codes of four bits", {PRICE: "weight.numel() // 2 + scale.numel() * weight.element_size()"},
      USUAL),
-    ("bits in the place of bytes",
+    ("bits instead of bytes",
      {PRICE: "8 * (weight.numel() + scale.numel() * weight.element_size())"}, USUAL),
     ("the bytes of the matrix as it was", {PRICE: "weight.numel() * weight.element_size()"}, USUAL),
     ("one scale for the whole matrix",

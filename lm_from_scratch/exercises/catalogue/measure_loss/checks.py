@@ -123,8 +123,8 @@ POOR = "three bad models, nearly alike"
 WRONG = [
     ("the loss of a token, not of a byte: models with other tokens cannot be compared by it",
      {RATE: "nats / math.log(2) / sum(len(tensor) for tensor in tensors)"}, ONE),
-    ("characters in the place of bytes", {SIZE: "sum(len(text) for text in texts)"}, WIDER),
-    ("words in the place of bytes", {SIZE: "sum(len(text.split()) for text in texts)"}, ONE),
+    ("characters instead of bytes", {SIZE: "sum(len(text) for text in texts)"}, WIDER),
+    ("words instead of bytes", {SIZE: "sum(len(text.split()) for text in texts)"}, ONE),
     ("two bytes for every character", {SIZE: "sum(2 * len(text) for text in texts)"}, ONE),
     ("UTF-16, with its mark at the start", {"text.encode()": 'text.encode("utf-16")'}, ONE),
     ("nats, not bits", {RATE: "nats / size"}, ONE),

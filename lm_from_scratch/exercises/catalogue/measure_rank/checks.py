@@ -179,7 +179,7 @@ WRONG = [
       "range(1, max(short for short, _ in sides) + 1)"}, ONE),
     ("what is left of the budget, not what is used",
      {"return rank, fixed + 4 * numbers": "return rank, budget - fixed - 4 * numbers"}, ONE),
-    ("numbers in the place of bytes",
+    ("numbers instead of bytes",
      {"return rank, fixed + 4 * numbers": "return rank, (fixed + 4 * numbers) // 4"}, ONE),
     ("rank 1 where nothing fits", {"return 0, 0": "return 1, budget"}, NOTHING),
 ]  # fmt: skip

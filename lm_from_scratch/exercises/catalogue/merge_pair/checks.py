@@ -216,7 +216,7 @@ WRONG = [
      PLAIN),
     ("the new id is the largest plus 1, not the one given",
      {"new[-1] = new_id": "new[-1] = max(max(w) for w in words) + 1"}, PLAIN),
-    ("the rarest pair in the place of the most frequent", {"-pairs[pair]": "pairs[pair]"}, PLAIN),
+    ("the rarest pair instead of the most frequent", {"-pairs[pair]": "pairs[pair]"}, PLAIN),
     ("the pair's own ids stay, and the new id comes after them",
      {"new[-1] = new_id": "new += [i, new_id]"}, PLAIN),
     ("written into the caller's words",

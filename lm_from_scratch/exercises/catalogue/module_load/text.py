@@ -87,7 +87,7 @@ class Int8Tensor(Coded):
 
     @staticmethod
     def load(param: Tensor, other: Tensor, assign: bool) -> Tensor:
-        """What is swapped into the module, in the place of `param`."""
+        """What is swapped into the module, instead of `param`."""
         ### BEGIN SOLUTION
         if isinstance(other, Int8Tensor):
             if assign:

@@ -117,7 +117,7 @@ WRONG = [
     ("an expert has room for its fair share of the visits, and drops the others",
      {"gate, up =": "room = max(1, len(x) * k // len(down))\n"
       "        token, place = token[:room], place[:room]\n        gate, up ="}, UNUSED),
-    ("a second softmax in the place of a division by the sum",
+    ("a second softmax instead of a division by the sum",
      {"weights / weights.sum(1, keepdim=True)": "weights.softmax(1)"}, PLAIN),
     ("weights are divided by the sum over the tokens",
      {"weights.sum(1, keepdim=True)": "weights.sum(0, keepdim=True)"}, PLAIN),

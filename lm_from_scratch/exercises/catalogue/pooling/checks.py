@@ -176,7 +176,7 @@ EXERCISE = Exercise(
     hints=(
         "You need one number for each row: a column. Write the mask of real tokens of a row and "
         "the numbers of its columns below each other.",
-        "Put 0 in the place of the column where there is padding, and take the largest of the row.",
+        "Put 0 into the columns of padding, and take the largest of the row.",
         "Among the real tokens of a row, which column is the last? Numbers of columns, with "
         "padding replaced by something smaller, have a maximum. Then one index for rows and "
         "one for columns, side by side.",

@@ -47,8 +47,8 @@ BFLOAT = "bfloat16, rounded before the weight"
 WRONG = [
     ("the mean is subtracted, as in LayerNorm",
      {WIDE: f"{WIDE}\n    precise = precise - precise.mean(-1, keepdim=True)"}, PLAIN),
-    ("the sum of the squares in the place of their mean", {".mean(-1": ".sum(-1"}, PLAIN),
-    ("sqrt for rsqrt: a product in the place of a quotient", {"torch.rsqrt": "torch.sqrt"}, PLAIN),
+    ("the sum of the squares instead of their mean", {".mean(-1": ".sum(-1"}, PLAIN),
+    ("sqrt for rsqrt: a product instead of a quotient", {"torch.rsqrt": "torch.sqrt"}, PLAIN),
     ("the square root is missing",
      {"torch.rsqrt(mean_square + eps)": "(mean_square + eps).reciprocal()"}, PLAIN),
     ("the mean of the sizes, not of the squares",

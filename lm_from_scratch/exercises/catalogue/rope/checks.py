@@ -85,7 +85,7 @@ WRONG = [
      {ANGLES: "(positions[:, :1] + torch.arange(x.shape[2]))[:, None, :, None] * speeds"}, ROWS),
     ("all rows are given the positions of the first",
      {ANGLES: "positions[:1, None, :, None] * speeds"}, ROWS),
-    ("the exponent is i / D in the place of 2i / D", {"(i / half)": "(i / half / 2)"}, IN_ORDER),
+    ("the exponent is i / D instead of 2i / D", {"(i / half)": "(i / half / 2)"}, IN_ORDER),
     ("the exponent runs to 1: divided by D/2 - 1",
      {"(i / half)": "(i / max(half - 1, 1))"}, IN_ORDER),
     ("the speeds grow from pair to pair: the exponent has no minus",

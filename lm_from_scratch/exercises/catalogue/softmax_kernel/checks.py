@@ -139,7 +139,7 @@ WRONG = [
      {"tl.sum(e, axis=0)": "tl.sum(value, axis=0)"}, FULL),
     ("the maximum is subtracted above the line only",
      {"tl.sum(e, axis=0)": "tl.sum(tl.exp(value), axis=0)"}, FULL),
-    ("the mean in the place of the sum", {P: "p = e / (tl.sum(e, axis=0) / width)"}, FULL),
+    ("the mean instead of the sum", {P: "p = e / (tl.sum(e, axis=0) / width)"}, FULL),
     ("the logarithm of the softmax", {P: "p = tl.log(e / tl.sum(e, axis=0))"}, FULL),
     ("powers of 2", {"tl.exp(": "tl.exp2("}, FULL),
     ("a small number is added to the sum",

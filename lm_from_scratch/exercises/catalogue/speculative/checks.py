@@ -187,7 +187,7 @@ WRONG = [
     ("q is subtracted where there is no draft",
      {"q.masked_fill(~real[:, :, None], 0)": "q"}, FEWER),
     ("a draft with p(x) = 0 is accepted at u = 0", {"* q_x < p_x": "* q_x <= p_x"}, GREEDY),
-    ("the likeliest token in the place of a draw", {DRAWN: "rest.argmax(1)"}, STAND),
+    ("the likeliest token instead of a draw", {DRAWN: "rest.argmax(1)"}, STAND),
     ("a constant is added to q(x)", {"* q_x <": "* (q_x + 1e-6) <"}, UNLIKELY),
     ("little left over is taken for nothing",
      {FALLBACK: "rest = torch.where(rest.sum(1, keepdim=True) > 1e-6, rest, p)"}, UNLIKELY),

@@ -159,7 +159,7 @@ WRONG = [
     ("what is cut gets the logit 0",
      {K_FILL: "logits.masked_fill(logits < smallest, 0.0)",
       P_FILL: "logits.masked_fill(removed, 0.0)"}, K),
-    ("a finite number in the place of minus infinity",
+    ("a finite number instead of minus infinity",
      {K_FILL: "logits.masked_fill(logits < smallest, -1e9)",
       P_FILL: "logits.masked_fill(removed, -1e9)"}, K),
     ("the result is probabilities", {"    return logits\n": "    return logits.softmax(-1)\n"}, K),
