@@ -108,12 +108,13 @@ def first_step(g: Generator) -> Call:
 
 
 def one_ends(g: Generator) -> Call:
-    """The second best of three ends: its place goes to the fourth."""
+    """The second best of three ends, after another token of its beam: its place goes to the
+    fourth."""
     scores = falling(g, 3)
     a, b, c, d, e, stop = torch.randperm(6, generator=g).tolist()
     if stop == 5:
         a, stop = stop, a
-    order = [(0, a), (2, stop), (1, b), (0, c), (2, d), (1, e)]
+    order = [(2, a), (2, stop), (1, b), (0, c), (2, d), (1, e)]
     return call(scores, placed(scores, order, 6), stop)
 
 
@@ -148,7 +149,7 @@ def long_texts(g: Generator) -> Call:
     scores, log_probs = candidates(g, 1, 3, 6)
     stop = integer(g, 0, 6)
     log_probs[:, :, stop] = -60 - torch.rand(1, 3, generator=g)
-    return call(scores.double() - 900, log_probs.double(), stop)
+    return call(scores.double() - 1000, log_probs.double(), stop)
 
 
 # ------------------------------------------------------------------------------- wrong answers
@@ -160,7 +161,7 @@ BEST = "best, place = totals.flatten(1).topk(n)"
 RETURN = "return best, place // V, place % V, ended"
 PLAIN, ONE, PROMPTS = ("two beams, no end", "all of the best continue one beam", "several prompts")
 FIRST, WIDE = "the first step: one beam exists", "more beams than tokens"
-LONG = "long texts, scores near -900"
+LONG = "long texts, scores near -1000"
 END, LATER, ALL = ("one of the best ends", "ends that come too late", "all of the best end")
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
@@ -254,7 +255,7 @@ CASES = (
          "an end counts if it is among the n best of all candidates, before any is taken out",
          use=step),
     Case(ALL, all_end, "even if all n best end, n beams go on", use=step),
-    Case(LONG, long_texts, "exp(-900) is 0: stay with the logarithms", use=step),
+    Case(LONG, long_texts, "exp(-1000) is 0: stay with the logarithms", use=step),
 )  # fmt: skip
 
 EXERCISE = Exercise(

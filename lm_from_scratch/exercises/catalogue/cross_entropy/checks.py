@@ -27,6 +27,13 @@ def some_ignored(g: Generator) -> Call:
     return call(normal(g, 3, 6, 107), targets)
 
 
+def none_counts(g: Generator) -> Call:
+    """A token is banned: 0 times its logit is NaN."""
+    logits = normal(g, 2, 3, 7)
+    logits[0, 1, 2] = -torch.inf
+    return call(logits, torch.full((2, 3), IGNORE))
+
+
 def high_levels(g: Generator) -> Call:
     """Each token has a level of its own: 0, 500, 1000."""
     levels = 500.0 * torch.arange(3).view(1, 3, 1)
@@ -155,6 +162,8 @@ WRONG = [
     ("something small is added to the probability before the logarithm",
      {LOSSES: f"losses = -(rows.softmax(1){PICKED} + 1e-9).log()"}, UNLIKELY),
     ("no target at all gives NaN", {DIVISOR: "counts.sum()"}, NONE, NAN),
+    ("no target at all gives the sum of the logits times 0",
+     {ROWS: f"if not counts.any():\n        return logits.sum() * 0\n    {ROWS}"}, NONE, NAN),
     ("no target at all gives a number without a gradient",
      {ROWS: f"if not counts.any():\n        return torch.tensor(0.0)\n    {ROWS}"}, NONE),
     ("an infinite loss times 0",
@@ -198,7 +207,7 @@ CASES = (
          "8 of the 18 targets count: divide the sum of their losses by 8. Token 0 is a token like "
          "any other", points=2,
          teaching="the idea of the exercise, without anything else that is difficult"),
-    Case(NONE, lambda g: call(normal(g, 2, 3, 7), torch.full((2, 3), IGNORE)),
+    Case(NONE, none_counts,
          "0 / 0 is NaN: divide by the number of targets, but at least by 1", gradient=True),
     Case(HIGH, high_levels,
          "exp(1000) is infinite, exp(-1000) is 0: subtract from each token its own largest logit, "

@@ -97,7 +97,7 @@ WRONG = [
     ("there is no gate", {FADE: "state = state"}, GATED),
     ("the gate is used as it is, without the exponential", {"g.exp()": "g"}, GATED),
     ("the gate is taken for a sigmoid's", {"g.exp()": "g.sigmoid()"}, PLAIN),
-    ("the gate is 1 - g", {"g.exp()": "(1 + g)"}, GATED),
+    ("the gate is 1 + g, which is the exponential near 0 alone", {"g.exp()": "(1 + g)"}, GATED),
     ("what is written fades with the rest",
      {FADE: "state = state", READ: f"{FADE}\n        {READ}"}, GATED),
     ("beta is left out", {"rate[:, :, t] * missing": "missing"}, ONE),

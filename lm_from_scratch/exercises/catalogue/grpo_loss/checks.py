@@ -188,7 +188,7 @@ WRONG = [
     ("not divided by the standard deviation", {f" / {STD}": ""}, FIRST),
     ("the standard deviation of all there are, not of a sample",
      {"above.std(1, keepdim=True)": "above.std(1, keepdim=True, correction=0)"}, FIRST),
-    ("nothing is added to the standard deviation: equal rewards give NaN",
+    ("nothing is added to the standard deviation",
      {"above.std(1, keepdim=True) + 1e-4": "above.std(1, keepdim=True)"}, EQUAL),
     ("another small number is added to the standard deviation", {"1e-4": "1e-8"}, SMALL),
     ("an answer without a token is left out of its group",

@@ -69,6 +69,9 @@ def refused(function: Any, attention_mask: Tensor) -> dict[str, Any]:
         **both(function, attention_mask),
         "a mask with a 2": refuse(function, attention_mask * 2),
         "a mask of 0 and a half": refuse(function, attention_mask * 0.5),
+        "a mask of 0, a half and 1": refuse(
+            function, (attention_mask + attention_mask.roll(1, 1)) * 0.5
+        ),
         "an additive mask": refuse(function, attention_mask.log()),
         "a mask of one axis": refuse(function, attention_mask[0]),
         "a mask of four axes": refuse(function, attention_mask[:, None, None]),

@@ -75,6 +75,8 @@ def refused(
     steps = warmup + 1
     last = function(steps, steps, lr=lr, min_lr=0.1 * lr, warmup=warmup)
     seen: dict[str, Any] = {f"the last rate with warmup={warmup} and steps={steps}": last}
+    one = function(1, 1, lr=lr, min_lr=0.1 * lr)
+    seen["the rate of a run of one step, without warm-up"] = one
     for steps in lengths:
         answer = refusal(ValueError)(function, 1, steps, lr=lr, warmup=warmup)
         seen[f"a call with warmup={warmup} and steps={steps}"] = answer

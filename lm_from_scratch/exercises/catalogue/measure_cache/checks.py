@@ -62,7 +62,8 @@ def full(g: Generator) -> Call:
 
 def sliding(g: Generator) -> Call:
     heads, width = integer(g, 2, 5), integer(g, 5, 9)
-    layers = [("full", heads, width), *[("sliding", heads, width, integer(g, 5, 9))] * 2]
+    windows = integer(g, 5, 9), integer(g, 60, 90)  # shorter and longer than the text
+    layers = [("full", heads, width), *(("sliding", heads, width, w) for w in windows)]
     return call(layers, bytes_for(layers, integer(g, 20, 40), g))
 
 
@@ -81,7 +82,7 @@ def state(g: Generator) -> Call:
 
 
 def several(g: Generator) -> Call:
-    layers = [("full", 2, 6), ("sliding", 2, 6, integer(g, 4, 9)), ("latent", 9), ("state", 40)]
+    layers = [("full", 2, 6), ("sliding", 2, 6, integer(g, 4, 9)), ("latent", 9), ("state", 700)]
     how = dict(rows=integer(g, 3, 7), number=4)
     return call(layers, bytes_for(layers, integer(g, 9, 40), g, **how), **how)
 

@@ -42,12 +42,13 @@ def two_of_four(g: Generator) -> Call:
 
 
 def never_chosen(g: Generator) -> Call:
-    """All tokens are alike, so all choose the first two of six experts; the others are NaN."""
+    """Half of the tokens choose the first two of six experts, which overflow for the other half.
+    These choose the next two; the last two are NaN."""
     x, router, gate_up, down, k, normalize = inputs(g, sizes=(8, 5, 6)).args
-    x = 1.0 + 0.05 * x
-    router = router * 0.1
-    router[:2] += 0.5
-    gate_up[2:], down[2:] = torch.nan, torch.nan
+    x, router = 1.0 + 0.05 * x, router * 0.1
+    x[::2, 0], router[:2], router[2:4, 0] = 0.0, 0.5 + router[:2], 9.0
+    gate_up[:2, :, 0] = 1e25
+    gate_up[4:], down[4:] = torch.nan, torch.nan
     return call(x, router, gate_up, down, k, normalize)
 
 
@@ -149,11 +150,11 @@ CASES = (
     Case(FIRST, lambda g: inputs(g, sizes=(6, 9, 7), k=1, normalize=False),
          "a single weight is a probability below 1, and is not 1",
          teaching="top-1, as in Switch Transformers"),
-    Case(ALL, lambda g: inputs(g, sizes=(8, 5, 3), k=3), "each expert has all tokens",
+    Case(ALL, lambda g: inputs(g, sizes=(5, 5, 3), k=3), "each expert has all tokens",
          teaching="nothing is left out, so the order of the sum is all that matters"),
     Case(ONE, lambda g: inputs(g, tokens=1), "one token is an axis of size 1, and its number is 0"),
     Case(UNUSED, never_chosen, "0 times NaN is NaN: multiply only for tokens that chose the expert",
-         points=2),
+         points=2, gradient=True),
     Case(HUGE, sure, "softmax subtracts the largest score first"),
     Case("float64 keeps its digits", lambda g: inputs(g, dtype=torch.float64),
          "nothing becomes float32"),

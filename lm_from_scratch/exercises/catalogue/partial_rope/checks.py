@@ -68,6 +68,7 @@ COSINES, PLACES = "angles.cos(), angles.sin()", "positions[:, None, :, None]"
 WRONG = [
     ("speeds are those of a head of D features, cut after R/2 of them",
      {SPEEDS: "theta ** (-i / x.shape[3])"}, HALF),
+    ("pair i has the exponent -i/R, not -2i/R", {SPEEDS: "theta ** (-i / (2 * R))"}, QUARTER),
     ("all features turn", {SIZE: "x.shape[3]"}, HALF),
     ("positions are kept in 16 bits, where 40000 becomes negative",
      {PLACES: "positions.short()[:, None, :, None]"}, LATE),

@@ -34,8 +34,8 @@ def both_sides(g: Generator) -> Call:
 
 
 def later(g: Generator) -> Call:
-    """Texts that go on from positions 7 and 40003, and two texts in a row."""
-    rows = [[7, 8, 9, -1, -1, -1], [0, 1, 2, 0, 1, -1], [-1, 40_003, 40_004, 40_005, 40_006, -1]]
+    """Texts that go on from positions 7 and 40003, and three texts in a row."""
+    rows = [[7, 8, 9, -1, -1, -1], [0, 1, 0, 1, 2, 0], [-1, 40_003, 40_004, 40_005, 40_006, -1]]
     return call(normal(g, 3, 6, 2), shuffled(g, rows))
 
 
@@ -105,7 +105,10 @@ WRONG = [
      {LAST: "((positions < 0).int().argmax(1) - 1) % T"},
      "padding on both sides and between tokens"),
     ("the token with the largest position, not the rightmost",
-     {LAST: "positions.argmax(1)"}, "positions from 7 on, and two texts in a row"),
+     {LAST: "positions.argmax(1)"}, "positions from 7 on, and three texts in a row"),
+    ("the last token of the first text in a row",
+     {LAST: "torch.where((positions >= 0) & ((positions == 0).cumsum(1) < 2), torch.arange(T), 0)"
+      ".amax(1)"}, "positions from 7 on, and three texts in a row"),
     ("the first real token, which has read nothing",
      {LAST: "(positions >= 0).int().argmax(1)"}, RIGHT),
     ("the first column", {f"return {TAKEN}": "return x[:, 0]"}, RIGHT),
@@ -151,10 +154,11 @@ CASES = (
     Case("padding on both sides and between tokens", both_sides,
          "neither the first padding nor the number of tokens tells where the last one is",
          points=2, teaching="padding that no rule for one side survives, without anything else"),
-    Case("positions from 7 on, and two texts in a row", later,
+    Case("positions from 7 on, and three texts in a row", later,
          "the rightmost real token is wanted, not the one with the largest position"),
     Case(WITHOUT, lambda g: call(normal(g, 3, 4, 6, dtype=torch.float64) / 3),
-         "positions is None by default: nothing is padding, so take the last column"),
+         "positions is None by default: nothing is padding, so take the last column",
+         gradient=True),
     Case(NAN, senseless_padding,
          "0 * NaN is NaN: choose by an index, do not multiply. A row without a token needs some "
          "column, any will do", use=real_rows),

@@ -243,7 +243,7 @@ CASES = (
     Case(TOKEN, lambda g: call(window=3, text=text(g, 8), sizes=[1] * 8),
          "token 3 goes where token 0 was: slot 3 % 3 = 0", points=2, use=pieces,
          teaching="the wrap in its plain form"),
-    Case(IN_PLACE, lambda g: call(window=4, text=text(g, 12), sizes=[3, 2, 1, 4, 2]),
+    Case(IN_PLACE, lambda g: call(window=4, text=text(g, 12), sizes=[1, 4, 1, 4, 2]),
          "position p is in slot p % W, whatever the pieces were; -1 where nothing was written",
          points=2, use=slots),
     Case("a prompt, then token by token, W = 5",

@@ -56,7 +56,7 @@ def packed(g: Generator) -> Call:
     first = integer(g, 3, 5)
     rows = [(first, 3, 9 - 3 - first), (2, 4, 3)]
     places = torch.tensor([[i for size in row for i in range(size)] for row in rows])
-    numbers = [7, 0, 3]
+    numbers = [7, 0, -1]
     documents = torch.tensor(
         [[n for n, size in zip(numbers, row, strict=True) for _ in range(size)] for row in rows]
     )
