@@ -11,11 +11,10 @@ def by_torch(x, gate, up, down):
 
 
 def by_einsum(x, gate, up, down):
-    """The formula with exponentials that are never infinite: the gradient of others is NaN."""
+    """The formula with an exponential, whose infinity gives 0."""
     z = torch.einsum("...c,ic->...i", x, gate)
     u = torch.einsum("...c,ic->...i", x, up)
-    small = torch.exp(-z.abs())
-    return torch.einsum("...i,ci->...c", z * torch.where(z > 0, 1, small) / (1 + small) * u, down)
+    return torch.einsum("...i,ci->...c", z / (1 + torch.exp(-z)) * u, down)
 
 
 def by_one_matrix(x, gate, up, down):

@@ -150,7 +150,7 @@ CASES = (
          points=2, teaching="the plain form, and the first thing to read"),
     Case(LEFT, left,
          "a position counts from the start of the text, a column from the start of the row",
-         points=2),
+         points=2, teaching="the side on which generation pads"),
     Case("padding on both sides and between tokens", both_sides,
          "neither the first padding nor the number of tokens tells where the last one is",
          points=2, teaching="padding that no rule for one side survives, without anything else"),

@@ -82,8 +82,6 @@ WRONG = [
     ("up is mapped from the gate, one after the other", {"x @ up.T": "z @ up"}, PLAIN),
     ("z * exp(z) / (1 + exp(z)), where a large exponential is infinite",
      {SILU: "z * torch.exp(z) / (1 + torch.exp(z))"}, LARGE, "a result with NaN is never named"),
-    ("z / (1 + exp(-z)), whose gradient is NaN where exp(-z) is infinite",
-     {SILU: "z / (1 + torch.exp(-z))"}, LARGE, "a result with NaN is never named"),
     ("the gate is limited to 20", {SILU: "z.clamp(-20, 20) * torch.sigmoid(z)"}, LARGE),
     ("the result is float32",
      {PRODUCT: f"({PRODUCT}).to(torch.promote_types(x.dtype, torch.float32))"}, HALF),
@@ -109,8 +107,8 @@ CASES = (
          "nn.Linear stores the outputs first: x @ weight.T. Where I = C, a missing .T raises no "
          "error", points=2),
     Case(LARGE, large_gate,
-         "exp(100) is infinite in float32, and infinite / infinite is NaN, in the result or in its "
-         "gradient. torch.sigmoid is safe", tolerance=(1e-4, 1e-2), gradient=True),
+         "exp(100) is infinite in float32, and infinite / infinite is NaN. torch.sigmoid is safe",
+         tolerance=(1e-4, 1e-2)),
     Case(HALF, bfloat16, "the result has the dtype of x", tolerance=(3e-2, 3e-2)),
     Case(DOUBLE, double,
          "float64 must not pass through float32; all axes of x but the last are alike", points=2),

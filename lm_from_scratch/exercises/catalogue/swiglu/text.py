@@ -15,7 +15,7 @@
 #   `(I, C)`, `down` has `(C, I)`. There are no biases. I may equal C.
 # - The result has the shape and the dtype of `x`, which is that of the weights too.
 # - The gate may be large: in float32, $e^{z}$ is infinite from 89 on, and silu(100) is 100 all the
-#   same. Where the gate is -200, silu is 0, and so is its gradient.
+#   same. Where the gate is -200, silu is 0.
 # - In bfloat16 you may round after each step. float64 keeps its digits.
 # - The arguments stay as they are, and gradients reach all four.
 
