@@ -13,6 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import Visit, Visitor
 from editions import translation
+from gallery import pages
 from live import widgets
 from playwright.sync_api import Browser, Page, expect
 from test_site import AXE_TAGS, OVERFLOW
@@ -98,9 +99,8 @@ def test_where_a_reader_begins_a_widget_starts_by_itself(
 
 
 def test_pages_without_a_widget_know_nothing_of_it(site: Path) -> None:
-    lessons = {f"{TUTORIALS}/1_gpt2/{name}" for name in ("2_gpt2", "3_who_sees_whom", "5_sampling")}
-    lessons |= {f"{TUTORIALS}/10_after_pretraining/{name}" for name in ("5_tools", "6_worlds")}
-    lessons.add(f"{TUTORIALS}/4_classification/1_sequences")
+    with_one = (path for path in pages.scripts() if ".. live::" in path.read_text(encoding="utf-8"))
+    lessons = {f"{TUTORIALS}/{script.parent.name}/{script.stem}" for script in with_one}
     twice = {"museum", "javascript", *lessons}
     own = {f"{name}.html" for name in {*PAGES.values(), *twice}}
     for path in site.rglob("*.html"):
