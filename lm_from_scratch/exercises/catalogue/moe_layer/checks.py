@@ -154,11 +154,12 @@ CASES = (
          teaching="nothing is left out, so the order of the sum is all that matters"),
     Case(ONE, lambda g: inputs(g, tokens=1), "one token is an axis of size 1, and its number is 0"),
     Case(UNUSED, never_chosen, "0 times NaN is NaN: multiply only for tokens that chose the expert",
-         points=2),
+         points=2, gradient=True),
     Case(HUGE, sure, "softmax subtracts the largest score first"),
     Case("float64 keeps its digits", lambda g: inputs(g, dtype=torch.float64),
          "nothing becomes float32"),
-    Case("gradients of all four", two_of_four, "the router learns by the weights", gradient=True),
+    Case("gradients of all four", two_of_four, "the router learns by the weights", gradient=True,
+         teaching="what training needs, where no expert is left out"),
 )  # fmt: skip
 
 EXERCISE = Exercise(
