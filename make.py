@@ -415,7 +415,7 @@ def install_peers() -> None:
     """Without what they require: galore-torch asks for a library of CUDA that no benchmark needs.
     One that this system has no wheel of is not measured. transformers imports torchao where it
     finds it."""
-    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [*PIP, "install", "--quiet", "--no-deps"]
     for peer in (
         "galore-torch==1.0",
         "pytorch_optimizer==4.1.0",

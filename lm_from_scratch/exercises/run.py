@@ -59,7 +59,6 @@ class Outcome:
     * ``fault``: it raised, or is not written
     * ``again``: what it did when it was called once more with other values; None if it was not
     * ``seed``: of the arguments of the second call
-    * ``in_order``: whether it would have been right the second time with the usual order in memory
     * ``wrong``: the first thing wrong with it, beside what is wanted
     """
 
@@ -70,7 +69,6 @@ class Outcome:
     printed: str = ""
     again: "Outcome | None" = None
     seed: int = 0
-    in_order: bool = False
     wrong: Fault | None = None
 
 
@@ -118,8 +116,8 @@ def tried(
             if fault := judge_call(case, got.again, want.again):
                 plain = _arguments(case, number, want.seed)
                 third = _outcome(exercise, number, function, plain, seed, seconds)
-                got.in_order = judge_call(case, third, want.again) is None
-                got.wrong = in_second_call(case, got, want, fault)
+                by_memory = judge_call(case, third, want.again) is None
+                got.wrong = in_second_call(case, got.again, want, fault, by_memory)
         got.printed = printed.getvalue()
     return got
 
@@ -160,14 +158,19 @@ def _outcome(
     return Outcome(value, gradients, tuple(n for n in before | after if n not in alike))
 
 
-def in_second_call(case: Case, got: Outcome, want: Outcome, fault: Fault) -> Fault:
-    """A fault that the first call did not have, in words that say so."""
-    assert got.again is not None
-    if got.in_order:
+def in_second_call(
+    case: Case, got: Outcome, first: Outcome, fault: Fault, by_memory: bool
+) -> Fault:
+    """A fault that the first call did not have, in words that say so.
+
+    * ``first``: what was wanted then
+    * ``by_memory``: whether the usual order in memory would have been right
+    """
+    if by_memory:
         text = "right, but not for the same shapes in another order in memory"
         return Fault(MEMORY, f"{text} (is there a view, or as_strided?): {fault.text}")
     text = "right the first time; called again with other numbers of the same shapes"
-    if not got.again.fault and not compare(got.again.value, want.value, case.tolerance):
+    if not got.fault and not compare(got.value, first.value, case.tolerance):
         return Fault("values", f"{text}, it gave the first result again: does it remember it?")
     return Fault(fault.kind, f"{text}: {fault.text}")
 
@@ -261,6 +264,11 @@ def parts(names: list[str], call: Call) -> dict[str, Any]:
     return found
 
 
+def tensors(names: list[str], call: Call) -> dict[str, Tensor]:
+    """The tensors among the parts."""
+    return {name: x for name, x in parts(names, call).items() if isinstance(x, Tensor)}
+
+
 def same(a: Any, b: Any) -> bool:
     """Equal values, NaN with NaN."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
@@ -272,8 +280,8 @@ def same(a: Any, b: Any) -> bool:
 
 def require_gradients(names: list[str], call: Call) -> dict[str, Tensor]:
     """The floating-point arguments by name, which require gradients from now on."""
-    tensors = {n: x for n, x in parts(names, call).items() if isinstance(x, Tensor)}
-    return {n: x.requires_grad_() for n, x in tensors.items() if x.is_floating_point()}
+    floating = {n: x for n, x in tensors(names, call).items() if x.is_floating_point()}
+    return {n: x.requires_grad_() for n, x in floating.items()}
 
 
 def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
@@ -281,9 +289,7 @@ def gradients_of(value: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
     of a dict's keys changes nothing."""
     g = Generator().manual_seed(0)
     total: Tensor | None = None
-    for _, out in sorted(parts(["result"], Call((value,), {})).items()):
-        if not isinstance(out, Tensor):
-            continue
+    for _, out in sorted(tensors(["result"], Call((value,), {})).items()):
         direction = torch.randn(out.shape, generator=g, dtype=torch.float64)
         if out.requires_grad:
             term = (out.double() * direction).sum()
