@@ -49,7 +49,6 @@ class Case:
       the name of its exception. The reference is used in the same way
     * ``tolerance``: (relative, absolute) for floating-point values; None takes that of the dtype
     * ``gradient``: whether gradients of all floating-point arguments are compared too
-    * ``changes``: arguments that the function may write into; all others must stay as they are
     * ``guard``: worth no points, but without it there are none: what a bug hunt must not break
     * ``teaching``: why the case is kept although others catch all that it catches
     """
@@ -61,7 +60,6 @@ class Case:
     use: Callable[..., Any] = direct
     tolerance: tuple[float, float] | None = None
     gradient: bool = False
-    changes: tuple[str, ...] = ()
     guard: bool = False
     teaching: str = ""
 

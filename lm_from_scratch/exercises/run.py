@@ -55,7 +55,7 @@ LATER, TRIES = 500, 6
 class Outcome:
     """What a function did in one case.
 
-    * ``changed``: arguments that are not what they were
+    * ``changed``: arguments that are not what they were; those of the reference may be written into
     * ``fault``: it raised, or is not written
     * ``again``: what it did when it was called once more with other values; None if it was not
     * ``seed``: of the arguments of the second call
