@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "Qwen3NextConfig": "qwen3_next:Qwen3NextForCausalLM",
     "DeepseekV3Config": "deepseek_v3:DeepseekV3ForCausalLM",
     "SmolLM3Config": "smollm3:SmolLM3ForCausalLM",
+    "Gemma3Config": "gemma3:Gemma3ForCausalLM",
 }
 
 

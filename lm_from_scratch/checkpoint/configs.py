@@ -8,11 +8,16 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect, Layers
-from lm_from_scratch.checkpoint.rope_configs import built, rotation_from_dict, scaling_to_dict
+from lm_from_scratch.checkpoint.rope_configs import (
+    apart,
+    built,
+    rotation_from_dict,
+    scaling_to_dict,
+)
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
 from lm_from_scratch.limits import require, shown
 from lm_from_scratch.models.gpt2 import GPT2Config
-from lm_from_scratch.models.qwen2 import SLIDING, Qwen2Config
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 
 AnyConfig = TypeVar("AnyConfig", GPT2Config, Qwen2Config)
 
@@ -58,6 +63,7 @@ ELSEWHERE = {
     "logit_scale": 1.0,
     "index_topk": None,
     "rope_local_base_freq": None,
+    "use_bidirectional_attention": False,
     "add_cross_attention": False,
 }
 
@@ -120,14 +126,17 @@ def decoder_config_from_dict(config: Mapping[str, Any], dialect: Dialect) -> Qwe
     """The config of a decoder's ``config.json``. Raises ``ValueError`` for a switch that stands
     otherwise than here."""
     switches = {switch: switch in dialect.switched_on for switch in SWITCHES}
-    refuse_others(config, ELSEWHERE | switches, ANYWHERE | {**dialect.only})
-    config = {**dialect.absent, **config}
+    elsewhere = {key: value for key, value in ELSEWHERE.items() if key not in dialect.absent}
+    refuse_others(config, elsewhere | switches, ANYWHERE | {**dialect.only})
+    config, given = {**dialect.absent, **config}, dict[str, Any]()
+    if dialect.thetas:
+        config, given["rope_local_theta"] = apart(config)
     if dialect.partial:
         config = _without_share(config)
         theta, scaling = rotation_from_dict({**config, "partial_rotary_factor": None})
     else:
         theta, scaling = rotation_from_dict(config)
-    given = {"rope_theta": theta, "rope_scaling": scaling} | dialect.layers(config)
+    given |= {"rope_theta": theta, "rope_scaling": scaling} | dialect.layers(config)
     return _make(dialect.config, dialect.names, config, **given, **dialect.biases(config))
 
 
@@ -199,6 +208,8 @@ def decoder_config_to_dict(config: Qwen2Config, model_type: str) -> dict[str, An
     rope = scaling_to_dict(config.rope_theta, scaling)
     if dialect.partial:
         rope["partial_rotary_factor"] = values.pop("partial_rotary_factor")
+    slowed = rope["rope_type"] != "default" and not dialect.thetas
+    kinds = {FULL: rope, SLIDING: scaling_to_dict(values.pop("rope_local_theta", 0.0), None)}
     layers = config.kinds
     windows = {
         "sliding_window": config.sliding_window,
@@ -210,8 +221,8 @@ def decoder_config_to_dict(config: Qwen2Config, model_type: str) -> dict[str, An
         "model_type": model_type,
         "architectures": [dialect.architecture],
         **{name: value for name, value in values.items() if name not in windows},
-        "rope_parameters": rope,
-        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+        "rope_parameters": kinds if dialect.thetas else rope,
+        "rope_scaling": rope if slowed else None,
         **{k: v for k, v in (windows | written_biases).items() if k in dialect.absent},
         **dialect.only,
     }

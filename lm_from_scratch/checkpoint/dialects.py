@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from lm_from_scratch.limits import Count, Limit, is_integer, require, shown
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
-from lm_from_scratch.models.qwen2 import FULL, Qwen2Config
+from lm_from_scratch.models.gemma3 import Gemma3Config
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
@@ -53,6 +54,7 @@ class Dialect:
     switched_on: Collection[str] = ()  # of SWITCHES
     extra_names: Mapping[str, str] = field(default_factory=dict)  # of fields that Qwen2 has not
     partial: bool = False  # whether the file says what share of a head is turned
+    thetas: bool = False  # whether layers that slide have a theta of their own
 
     @property
     def names(self) -> dict[str, str]:
@@ -106,18 +108,30 @@ def _all_slide(config: Mapping[str, Any]) -> dict[str, Any]:
 def _some_recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
     """Listed, or every layer but each ``full_attention_interval``-th. No experts at all are any
     number of them in no layer."""
-    n_layer, types = config["num_hidden_layers"], config["layer_types"]
-    require(Layers, num_hidden_layers=n_layer)
+    types = _listed(config, LINEAR, "full_attention_interval")
     dense: dict[str, Any] = {"mlp_only_layers": _dense(config)}
     if is_integer(config["num_experts"], 0) and config["num_experts"] == 0:
-        dense = {"mlp_only_layers": tuple(range(n_layer)), "n_expert": Qwen3NextConfig.n_expert}
+        dense = {"mlp_only_layers": tuple(range(len(types))), "n_expert": Qwen3NextConfig.n_expert}
+    return {**NONE_SLIDES, **dense, "layer_types": types}
+
+
+def _five_of_six_slide(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Listed, or every layer but each ``sliding_window_pattern``-th."""
+    types = _listed(config, SLIDING, "sliding_window_pattern")
+    return {**NONE_SLIDES, "sliding_window": config["sliding_window"], "layer_types": types}
+
+
+def _listed(config: Mapping[str, Any], word: str, interval: str) -> tuple[str, ...]:
+    """The words of ``layer_types``; where there are none, ``word`` for every layer but each whose
+    number the key ``interval`` divides."""
+    n_layer, types = config["num_hidden_layers"], config["layer_types"]
+    require(Layers, num_hidden_layers=n_layer)
     if types is None:
-        interval = config["full_attention_interval"]
-        require(Count, full_attention_interval=interval)
-        types = [LINEAR if (n + 1) % interval else FULL for n in range(n_layer)]
+        require(Count, **{interval: config[interval]})
+        return tuple(word if (n + 1) % config[interval] else FULL for n in range(n_layer))
     if not isinstance(types, list) or not all(isinstance(t, str) for t in types):
         raise ValueError(f"layer_types={shown(types)} must be a list of words")
-    return {**NONE_SLIDES, **dense, "layer_types": tuple(types)}
+    return tuple(types)
 
 
 def _dense(config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -285,6 +299,24 @@ _SMOLLM3 = _LLAMA | {
     "no_rope_layers": None,
     "no_rope_layer_interval": 4,
 }
+_GEMMA3 = _ABSENT | {
+    "attention_bias": False,
+    "vocab_size": 262208,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "final_logit_softcapping": None,
+}
 #: How DeepSeek's own code routes; that of ``transformers`` knows no other way, and reads no key.
 _ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
@@ -342,5 +374,14 @@ DIALECTS = {
         _SMOLLM3,
         only={"use_sliding_window": False},
         extra_names={"rope_layers": "no_rope_layers"},
+    ),
+    "gemma3_text": Dialect(
+        Gemma3Config,
+        "Gemma3ForCausalLM",
+        _five_of_six_slide,
+        _GEMMA3,
+        switched_on=["use_qk_norm"],
+        extra_names={"activation": "hidden_activation"},
+        thetas=True,
     ),
 }

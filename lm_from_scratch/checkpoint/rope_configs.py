@@ -1,8 +1,8 @@
 """Rotation in a ``config.json``: theta, and what slows it down.
 
-Old files say ``rope_theta`` and ``rope_scaling``, new ones ``rope_parameters``. All families that
-are read have one rotation of all features: a part of them, or a theta for each kind of layer (as in
-GLM or Gemma 3), is refused by name. Layers without any are another key (``no_rope_layers``).
+Old files say ``rope_theta`` and ``rope_scaling``, new ones ``rope_parameters``, with an object for
+each kind of layer where these differ. What a family cannot have is refused by name. Layers without
+any are another key (``no_rope_layers``).
 """
 
 import re
@@ -18,6 +18,7 @@ from lm_from_scratch.layers.rope_scaling import (
     YaRNScaling,
 )
 from lm_from_scratch.limits import Count, Positive, require, shown
+from lm_from_scratch.models.qwen2 import FULL, SLIDING
 
 #: The scalings of RoPE by their ``rope_type``.
 SCALINGS: dict[str, type[Any]] = {
@@ -58,6 +59,28 @@ def rotation_from_dict(config: Mapping[str, Any]) -> tuple[Any, RopeScaling | No
             f"rope_theta={shown(lost)} must stand in it too"
         )
     return config["rope_theta"], scaling
+
+
+def apart(config: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """The config with the rotation of layers that see everything as if all had it, and the theta of
+    those that slide, which no scaling slows down. Raises ``ValueError`` where that is not so, and
+    for one rotation of both. ``rope_scaling`` goes before what the other has, as in
+    ``transformers``."""
+    parameters, scaling = config["rope_parameters"] or {}, config["rope_scaling"] or {}
+    for key, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key}={shown(value)} must be an object")
+    kinds = {kind: parameters.get(kind) or {} for kind in (FULL, SLIDING)}
+    if parameters.keys() - kinds or not all(isinstance(rope, Mapping) for rope in kinds.values()):
+        raise ValueError(
+            f"rope_parameters={shown(parameters)} must have an object for each of {[*kinds]}"
+        )
+    theta, slowed = scaling_from_dict(kinds[SLIDING])
+    if slowed is not None:
+        raise ValueError(f"rope_parameters: {SLIDING} has {slowed}, and only {FULL} may be scaled")
+    both = {**kinds[FULL], **scaling}
+    local = config["rope_local_base_freq"] if theta is None else theta
+    return {**config, "rope_parameters": both, "rope_scaling": None}, local
 
 
 def scaling_from_dict(

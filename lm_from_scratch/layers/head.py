@@ -20,10 +20,12 @@ def columns(x: Tensor, keep: slice | Tensor) -> Tensor:
 
 class Head(nn.Module):
     """Logits (..., V) of hidden states ``x`` (..., C): their product with ``weight`` (V, C).
-    ``product`` computes it: an attribute, so that a built model can be given another function."""
+    ``product`` computes it: an attribute, so that a built model can be given another function. With
+    a ``cap`` c a logit z is c tanh(z / c), which stays between -c and c."""
 
     weight: Tensor
     product: Callable[[Tensor, Tensor], Tensor]
+    cap: float | None = None
 
     def __init__(self, n_embd: int, vocab_size: int) -> None:
         super().__init__()
@@ -31,7 +33,8 @@ class Head(nn.Module):
         self.product = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.weight)
+        logits = self.product(x, self.weight)
+        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}"

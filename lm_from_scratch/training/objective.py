@@ -39,6 +39,8 @@ class NextTokenLoss(Objective):
 
     def __init__(self, model: CausalLM, dtype: str = "float32", chunked: bool = False) -> None:
         super().__init__(model, dtype)
+        if chunked and model.head.cap is not None:
+            raise ValueError(f"the head has a cap={model.head.cap}: the loss needs the logits")
         self.chunked = chunked
         self.loss: Callable[..., Tensor]
         self.chunked_loss: Callable[..., Tensor]

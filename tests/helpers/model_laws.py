@@ -21,7 +21,9 @@ from torch import Tensor
 
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.checkpoint.architectures import build
+from lm_from_scratch.layers.rope_scaling import LinearScaling
 from lm_from_scratch.models.deepseek_v3 import YaRNScaling
+from lm_from_scratch.models.gemma3 import Gemma3Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
@@ -45,6 +47,11 @@ BASE: dict[str, Any] = dict(
 SINKS: dict[str, Any] = BASE | dict(
     sliding_window=4, layer_types=(FULL, SLIDING, FULL), rope_theta=1e4
 )
+GEMMA: dict[str, Any] = BASE | dict(
+    n_embd=24, query_pre_attn_scalar=20, final_logit_softcapping=4.0, rope_theta=50.0,
+    rope_local_theta=9.0, rope_scaling=LinearScaling(factor=4.0), sliding_window=4,
+    layer_types=(FULL, SLIDING, FULL),
+)  # fmt: skip
 NEXT: dict[str, Any] = BASE | dict(
     head_dim=16, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12,
     linear_value_head_dim=10, linear_conv_kernel_dim=3, mlp_only_layers=(0, 1, 2),
@@ -63,6 +70,7 @@ NEW: dict[str, Callable[[], Any]] = {
     ),
     "partial": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(FULL,) * 3)),
     "hybrid": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(LINEAR, FULL, LINEAR))),
+    "gemma3": lambda: build(Gemma3Config(**GEMMA)),
     "sinks": lambda: SinkForCausalLM(Qwen2Config(**SINKS)),
     "deepseek_v3": lambda: tiny_deepseek_v3(
         first_k_dense_replace=1, rms_norm_eps=EPS, rope_scaling=YaRNScaling(**YARN)

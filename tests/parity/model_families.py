@@ -21,6 +21,7 @@ import pytest
 import torch
 from tiny_models import ROPES, enlarge_, ours_from_hf
 from torch import Tensor, nn
+from transformers.models.auto import modeling_auto
 
 from lm_from_scratch.cache.interface import NO_CACHE, Cache
 from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
@@ -29,6 +30,7 @@ from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3ForCausalLM
 from lm_from_scratch.models.gated_attention import GatedForCausalLM
+from lm_from_scratch.models.gemma3 import Gemma3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.models.qwen3 import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
@@ -184,6 +186,25 @@ def smollm3(draw: Random) -> dict[str, Any]:
     else:
         config |= dict(no_rope_layer_interval=draw.choice([1, 2, 3, 4]))
     return config | biases(draw, "attention_bias", "mlp_bias")
+
+
+def gemma3(draw: Random) -> dict[str, Any]:
+    """A theta for each kind of layer. Transformers wants hidden states that the heads share out."""
+    config = numbers(draw)
+    if draw.choice([False, True]):
+        config["layer_types"] = kinds_of_layers(draw, config, (FULL, SLIDING, SLIDING))
+    else:
+        config["sliding_window_pattern"] = draw.choice([1, 2, 3])
+    return config | dict(
+        head_dim=draw.choice([4, 10, 16]), hidden_activation=config.pop("hidden_act"),
+        query_pre_attn_scalar=draw.choice([1, 9, 16, 24]), sliding_window=draw.choice([2, 3, 6]),
+        final_logit_softcapping=draw.choice([None, None, 3.0]),
+        rope_parameters={
+            FULL: config["rope_parameters"],
+            SLIDING: {"rope_type": "default", "rope_theta": draw.choice([100.0, 1e4])},
+        },
+        **biases(draw, "attention_bias"),
+    )  # fmt: skip
 
 
 def glm4_moe(draw: Random) -> dict[str, Any]:
@@ -373,6 +394,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(deepseek_v3, DeepseekV3ForCausalLM),
     "qwen3_next": Family(qwen3_next, Qwen3NextForCausalLM),
     "smollm3": Family(smollm3, SmolLM3ForCausalLM),
+    "gemma3_text": Family(gemma3, Gemma3ForCausalLM),
     "partial RoPE": Family(glm4_moe, Qwen2ForCausalLM, partial_rope, "glm4_moe"),
     "two thetas": Family(mellum, TwoThetas, two_thetas, "mellum"),
     "sinks": Family(gpt_oss, SinkForCausalLM, with_sinks, "gpt_oss"),
@@ -385,6 +407,15 @@ def drawn(family: str, seed: int) -> dict[str, Any]:
     """A config of that family in the words of transformers, its model_type among them."""
     row = FAMILIES[family]
     return {"model_type": row.model_type or family, **row.draw(Random(f"{family} {seed}"))}
+
+
+#: The classifiers that transformers has: a family, and what gets a label.
+CLASSIFIERS = [
+    (family, task)
+    for family in PUBLISHED
+    for task in ("Sequence", "Token")
+    if family in getattr(modeling_auto, f"MODEL_FOR_{task.upper()}_CLASSIFICATION_MAPPING_NAMES")
+]
 
 
 def several_seeds(number: int, quick: int = 5) -> list[Any]:
@@ -445,10 +476,11 @@ class Double:
 @contextmanager
 def in_float64() -> Iterator[None]:
     """What transformers computes in float32 whatever the dtype of a model, in float64."""
-    from transformers import modeling_rope_utils
+    from transformers import CONFIG_MAPPING, modeling_rope_utils
 
     types = {row.model_type or name for name, row in FAMILIES.items()}
-    modules = [importlib.import_module(f"transformers.models.{t}.modeling_{t}") for t in types]
+    files = {CONFIG_MAPPING[t].__module__.replace(".configuration_", ".modeling_") for t in types}
+    modules = [importlib.import_module(file) for file in files]
     with pytest.MonkeyPatch.context() as patch:
         for module in (modeling_rope_utils, *modules):
             patch.setattr(module, "torch", Double())
@@ -462,6 +494,12 @@ class Pair:
 
     ours: Any
     twin: Any
+
+    def __post_init__(self) -> None:
+        """Gemma's scale of embeddings is a buffer, which was rounded to float32."""
+        for module in self.twin.modules():
+            if hasattr(module, "scalar_embed_scale"):
+                module.embed_scale.fill_(module.scalar_embed_scale)
 
     def theirs(self, idx: Tensor, positions: Tensor | None = None, **options: Any) -> Any:
         """What transformers computes; padding is told by ``positions`` of -1."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_families import PUBLISHED, drawn, enlarge_biases_
+from model_families import CLASSIFIERS, PUBLISHED, drawn, enlarge_biases_
 from safetensors.torch import save_file
 from tiny_models import enlarge_, token_ids
 
@@ -195,8 +195,7 @@ GOOD = ("equal", "refused", "without effect", "no model of transformers")
         ("qwen3_next", "Token", SEEDS[0], False),
         *(
             pytest.param(family, head, seed, True, marks=pytest.mark.slow)
-            for family in PUBLISHED
-            for head in HEADS
+            for family, head in [*((family, "") for family in PUBLISHED), *CLASSIFIERS]
             for seed in (SEEDS[:1] if head else SEEDS)
         ),
     ],

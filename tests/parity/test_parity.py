@@ -185,7 +185,7 @@ def test_greedy_text_of_padded_prompts(family: str, seed: int) -> None:
 
 
 slides = 4  # a seed at which some layer has a window, in these families
-SLIDING = {"mistral", "qwen2", "qwen3", "qwen3_moe", "two thetas", "sinks"}
+SLIDING = {"mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "two thetas", "sinks"}
 kinds_with_sinks = [
     (f, k) for f in FAMILIES for k in ATTENTION_KINDS if f != "sinks" or k in SINK_KINDS
 ]
@@ -308,7 +308,8 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(family: str) -> None:
         key: getattr(defaults, key) for key in compared
     }
     if family != "gpt2":
-        assert ours.rope_theta == defaults.rope_parameters["rope_theta"]
+        rope = defaults.rope_parameters
+        assert ours.rope_theta == rope.get(FULL, rope)["rope_theta"]
 
 
 @published

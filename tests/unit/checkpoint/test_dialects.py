@@ -18,8 +18,10 @@ def refusal(family: str, **contents: Any) -> str:
     return str(error.value)
 
 
-@each_family
-@pytest.mark.parametrize("key", ELSEWHERE)
+@pytest.mark.parametrize(
+    ("key", "family"),
+    [(key, name) for key in ELSEWHERE for name in DIALECTS if key not in DIALECTS[name].absent],
+)
 def test_what_other_families_do_is_refused_by_name(key: str, family: str) -> None:
     on = True if ELSEWHERE[key] is False else 30.0
     said = refusal(family, **{key: on})
@@ -32,8 +34,9 @@ def test_what_other_families_do_is_refused_by_name(key: str, family: str) -> Non
 @each_family
 @pytest.mark.parametrize("key", ["use_qk_norm", "attn_output_gate"])
 def test_a_switch_must_say_what_the_family_is(key: str, family: str) -> None:
-    """Qwen3 and what came of it norm queries and keys, and Qwen3-Next has gates."""
-    is_on = family.startswith("qwen3") if key == "use_qk_norm" else family == "qwen3_next"
+    """Qwen3, what came of it and Gemma 3 norm queries and keys, and Qwen3-Next has gates."""
+    with_norms = family.startswith(("qwen3", "gemma3"))
+    is_on = with_norms if key == "use_qk_norm" else family == "qwen3_next"
     said = refusal(family, **{key: not is_on})
     assert said == f"{key}={not is_on} is not supported, only {key}={is_on}"
     assert config_from_dict({"model_type": family, key: is_on}) == config_from_dict(
@@ -70,7 +73,7 @@ def test_experts_are_counted_under_either_name_and_not_under_two() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt_oss", "glm4_moe", "gemma3_text", "mixtral", "deepseek_v2", "deepseek_v32"]
+    "family", ["gpt_oss", "glm4_moe", "gemma2", "mixtral", "deepseek_v2", "deepseek_v32"]
 )
 def test_families_that_share_a_part_alone_are_refused(family: str) -> None:
     assert refusal(family).startswith(f"model_type is '{family}'; only 'gpt2', 'qwen2', ")

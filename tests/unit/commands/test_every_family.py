@@ -55,6 +55,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8,
         qk_rope_head_dim=4, v_head_dim=8),
     "smollm3": DECODER | dict(no_rope_layers=[1, 0]),
+    "gemma3_text": DECODER | dict(
+        head_dim=12, query_pre_attn_scalar=10, sliding_window=24, sliding_window_pattern=2),
 }  # fmt: skip
 
 

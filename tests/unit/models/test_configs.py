@@ -10,8 +10,9 @@ from tiny_models import DEEPSEEK_V3, QWEN2, TINY
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.layers.experts import active_parameters
-from lm_from_scratch.models import gpt2, qwen2, qwen3, qwen3_moe, qwen3_next
+from lm_from_scratch.models import gemma3, gpt2, qwen2, qwen3, qwen3_moe, qwen3_next
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
+from lm_from_scratch.models.gemma3 import Gemma3Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
@@ -73,6 +74,13 @@ CONFIGS: list[tuple[type[Any], dict[str, Any], list[tuple[dict[str, Any], str]]]
         ({"rope_layers": (1, 1, 2, 0)}, "rope_layers=(1, 1, 2, 0) must be 1 (rotates) or 0"),
         ({"rope_layers": (1, 1, True, 0)}, "must be 1 (rotates) or 0 (does not)"),
     ]),
+    (Gemma3Config, SMALL | dict(head_dim=6), [
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 must be an integer, at least 1"),
+        ({"final_logit_softcapping": -1.0}, "final_logit_softcapping=-1.0 must be a positive"),
+        ({"rope_local_theta": 1.0}, "rope_local_theta=1.0 must be above 1"),
+        ({"sliding_window": None, "layer_types": (SLIDING,) * 4}, "need a sliding_window"),
+        ({"layer_types": ("mamba",) * 4}, "layer_types has ['mamba'], not 'full_attention' or"),
+    ]),
     (Qwen3MoeConfig, SMALL | EXPERTS | dict(head_dim=6, eos_token_id=2), [
         ({"top_k": 7}, "top_k=7 exceeds n_expert=6"),
         ({"n_expert": 0}, "n_expert=0 must be an integer, at least 1"),
@@ -132,6 +140,17 @@ FILES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 must be 1"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 must be"),
         ({"rope_parameters": {FULL: {"rope_theta": 1e4}}}, "['full_attention'] is a dictionary"),
+    ],
+    "gemma3_text": [
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters=|must have an object for each"),
+        ({"rope_parameters": {FULL: 1e6}}, "rope_parameters=|must have an object for each of"),
+        ({"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 8.0}}},
+         "rope_parameters: sliding_attention has LinearScaling(factor=8.0), and only full_"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear' must be an object"),
+        ({"rope_local_base_freq": 0.5}, "rope_local_theta=0.5 must be above 1"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be an integer, at least 1"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not"),
     ],
     "qwen3_moe": [
         ({"mlp_only_layers": 3}, "mlp_only_layers=3 must be a list of layers"),
@@ -230,6 +249,10 @@ def test_what_no_file_can_say_is_not_written(config: Any, family: str | None, me
         (Qwen3Config(**qwen3.SIZES["Qwen3-4B"]), "4.0", None),
         (Qwen3Config(**qwen3.SIZES["Qwen3-8B"]), "8.2", None),
         (SmolLM3Config(), "3.08", None),
+        (Gemma3Config(**gemma3.SIZES["Gemma-3-270M"]), "0.268", None),
+        (Gemma3Config(**gemma3.SIZES["Gemma-3-1B"]), "1.000", None),
+        (Gemma3Config(**gemma3.SIZES["Gemma-3-4B"]), "3.88", None),
+        (Gemma3Config(**gemma3.SIZES["Gemma-3-27B"]), "27.0", None),
         (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-30B-A3B"]), "31", "3"),
         (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), "235", "22"),
         (Qwen3NextConfig(**qwen3_next.SIZES["Qwen3-Next-80B-A3B"]), "80", "3.6"),  # its name says 3
@@ -253,8 +276,8 @@ def test_published_sizes_have_their_billions_of_parameters(
 
 
 def test_every_published_size_is_in_the_table() -> None:
-    sizes = [set(module.SIZES) for module in (gpt2, qwen2, qwen3, qwen3_moe, qwen3_next)]
-    assert [len(names) for names in sizes] == [4, 3, 4, 2, 1]
+    sizes = [set(module.SIZES) for module in (gpt2, qwen2, qwen3, qwen3_moe, qwen3_next, gemma3)]
+    assert [len(names) for names in sizes] == [4, 3, 4, 2, 1, 4]
 
 
 def test_the_defaults_of_deepseek_are_those_of_its_file() -> None:
