@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "DeepseekV3Config": "deepseek_v3:DeepseekV3ForCausalLM",
     "SmolLM3Config": "smollm3:SmolLM3ForCausalLM",
     "Gemma3Config": "gemma3:Gemma3ForCausalLM",
+    "GptOssConfig": "gpt_oss:GptOssForCausalLM",
 }
 
 

@@ -131,6 +131,8 @@ def decoder_config_from_dict(config: Mapping[str, Any], dialect: Dialect) -> Qwe
     config, given = {**dialect.absent, **config}, dict[str, Any]()
     if dialect.thetas:
         config, given["rope_local_theta"] = apart(config)
+    if dialect.rope and config["rope_parameters"] is None and not config["rope_scaling"]:
+        config["rope_parameters"] = dialect.rope
     if dialect.partial:
         config = _without_share(config)
         theta, scaling = rotation_from_dict({**config, "partial_rotary_factor": None})

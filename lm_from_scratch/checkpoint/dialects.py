@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from lm_from_scratch.limits import Count, Limit, is_integer, require, shown
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
+from lm_from_scratch.models.gpt_oss import GptOssConfig, alternating
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
@@ -55,6 +56,7 @@ class Dialect:
     extra_names: Mapping[str, str] = field(default_factory=dict)  # of fields that Qwen2 has not
     partial: bool = False  # whether the file says what share of a head is turned
     thetas: bool = False  # whether layers that slide have a theta of their own
+    rope: Mapping[str, Any] | None = None  # the rotation of a file that has null for it
 
     @property
     def names(self) -> dict[str, str]:
@@ -201,6 +203,19 @@ def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**_some_slide(config), "rope_layers": rotate}
 
 
+def _every_other_slides(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Listed, or every other layer; the window is there, whether a layer uses it or not. The
+    experts are counted under one of two names."""
+    n_layer, types = config["num_hidden_layers"], config["layer_types"]
+    require(Layers, num_hidden_layers=n_layer)
+    require(Count, sliding_window=config["sliding_window"])
+    types = alternating(n_layer) if types is None else types
+    if not isinstance(types, list | tuple) or not all(isinstance(t, str) for t in types):
+        raise ValueError(f"layer_types={shown(types)} must be a list of words")
+    n_expert = _n_expert(config, GptOssConfig.n_expert)
+    return {"layer_types": tuple(types), "max_window_layers": None, "n_expert": n_expert}
+
+
 NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
 
 _ABSENT: dict[str, Any] = {
@@ -317,6 +332,22 @@ _GEMMA3 = _ABSENT | {
     "query_pre_attn_scalar": 256,
     "final_logit_softcapping": None,
 }
+_GPT_OSS = _LLAMA | {
+    "attention_bias": True,
+    "vocab_size": 201088,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "max_position_embeddings": 131072,
+    "rope_theta": 150_000.0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "sliding_window": 128,
+    "layer_types": None,
+}
 #: How DeepSeek's own code routes; that of ``transformers`` knows no other way, and reads no key.
 _ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
@@ -383,5 +414,19 @@ DIALECTS = {
         switched_on=["use_qk_norm"],
         extra_names={"activation": "hidden_activation"},
         thetas=True,
+    ),
+    "gpt_oss": Dialect(
+        GptOssConfig,
+        "GptOssForCausalLM",
+        _every_other_slides,
+        _GPT_OSS,
+        only={"hidden_act": "silu"},
+        extra_names={"n_expert": "num_local_experts", "top_k": "num_experts_per_tok"},
+        rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
     ),
 }

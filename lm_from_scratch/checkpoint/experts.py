@@ -8,7 +8,10 @@ in the file                            in the model
 ``experts.N.down_proj.weight`` (C, F)  ``experts.down_proj[N]``
 =====================================  =================================================
 
-A file may hold the stacked form instead. Any family with experts has these names.
+A file may hold the stacked form instead. Any family with experts has these names; but where
+experts have biases, ``experts.gate_up_proj_bias`` (E, 2F), as in gpt-oss, both forms are stacked.
+And there a tensor ``NAME`` (E, K, N) may be in four bits: ``NAME_blocks`` (E, N, K / 32, 16) and
+``NAME_scales`` (E, N, K / 32), of :mod:`~lm_from_scratch.weights.float4`, an output to a row.
 """
 
 import re
@@ -17,6 +20,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
+from lm_from_scratch.weights.float4 import MXFP4, decode_mxfp4
 
 #: The name of one map of one expert.
 ONE = re.compile(r"^(.*\bexperts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight$")
@@ -65,12 +70,33 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
+def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights, with those in MXFP4 as numbers in bfloat16, which can say each exactly.
+    Raises ``ValueError`` for blocks that have no scales that fit."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        base, suffix = name[:-7], name[-7:]
+        if suffix == "_blocks":
+            scales = tensors.get(f"{base}_scales", torch.empty(0))
+            if tensor.shape != (*scales.shape, 16) or {tensor.dtype, scales.dtype} != {torch.uint8}:
+                raise ValueError(
+                    f"{name} is {tensor.dtype} {tuple(tensor.shape)}, {base}_scales {scales.dtype} "
+                    f"{tuple(scales.shape)}: for each 16 bytes of blocks a byte of scales is needed"
+                )
+            packed = MXFP4(tensor.flatten(-2), scales)
+            result[base] = decode_mxfp4(packed, torch.bfloat16).mT.contiguous()
+        elif suffix != "_scales" or f"{base}_blocks" not in tensors:
+            result[name] = tensor
+    return result
+
+
 def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights with each expert by itself, as they are published: views, no copies."""
+    """The same weights with each expert by itself, as those without biases are published: views, no
+    copies."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = ALL.match(name)
-        if not match:
+        if not match or f"{name}_bias" in tensors:
             result[name] = tensor
             continue
         for e, one in enumerate(tensor):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lm_from_scratch.checkpoint.architectures import Config, build
-from lm_from_scratch.checkpoint.experts import unstacked
+from lm_from_scratch.checkpoint.experts import unpacked, unstacked
 from lm_from_scratch.checkpoint.folders import (
     ADAPTER,
     carry_over,
@@ -164,6 +164,12 @@ def _fill(
     tensors = read_tensors(folder)  # mapped into memory: no number is read before it is needed
     tensors = unwrapped(tensors, folder)
     tensors = without_mtp(tensors, config.n_layer, published.config)
+    described = published.config.get("quantization_config")
+    if isinstance(described, Mapping) and described.get("quant_method") == "mxfp4":
+        try:
+            tensors, described = unpacked(tensors), None
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from error
     check_sizes(config, tensors, folder)
     try:
         with torch.device("meta"), _NothingDrawn():
@@ -171,7 +177,7 @@ def _fill(
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{folder / 'config.json'}: no tensor is that large: {reason}") from error
-    quantize_skeleton(model, published.config.get("quantization_config"), folder)
+    quantize_skeleton(model, described, folder)
     wanted = model.state_dict()
     if not any(isinstance(weight, QuantizedWeight) for weight in wanted.values()):
         tensors = to_one_dtype(tensors, published.config)

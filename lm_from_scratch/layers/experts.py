@@ -31,7 +31,8 @@ Sources: Shazeer et al., *Outrageously Large Neural Networks*, 2017, arXiv:1701.
 (shared experts); DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, arXiv:2412.19437.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -100,6 +101,26 @@ def sigmoid_routing(
     return Routing(logits, experts, weights * scale)
 
 
+def routed_sum(
+    x: Tensor, routing: Routing, experts: Sequence[Callable[[Tensor], Tensor]]
+) -> Tensor:
+    """The weighted sum (N, C) of what the ``experts`` of each token say of ``x`` (N, C). Each is
+    called once, with the tokens that visit it."""
+    k, visits = routing.experts.shape[1], routing.experts.flatten()  # (N k)
+    order = visits.argsort(stable=True)  # by expert
+    counts = torch.bincount(visits, minlength=len(experts)).tolist()
+    rows = x[order // k].split(counts)
+    y = torch.cat(
+        [
+            expert(some)
+            for some, expert in zip(rows, experts, strict=True)
+            if len(some) or not len(x)
+        ]
+    )
+    y = y[order.argsort()].unflatten(0, (-1, k))  # (N, k, C): by token again
+    return (routing.weights.to(y.dtype)[:, None] @ y).squeeze(1)
+
+
 def expert_sum(
     x: Tensor,
     routing: Routing,
@@ -107,22 +128,15 @@ def expert_sum(
     down: Tensor,
     product: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """The weighted sum (N, C) of what the experts of each token say of ``x`` (N, C); ``gate_up``
-    (E, 2F, C) and ``down`` (E, C, F) are the experts, ``product`` joins gate and up."""
-    k, visits = routing.experts.shape[1], routing.experts.flatten()  # (N k)
-    order = visits.argsort(stable=True)  # by expert
-    counts = torch.bincount(visits, minlength=len(down)).tolist()
-    rows = x[order // k].split(counts)
+    """:func:`routed_sum` of ``x`` (N, C) and gated MLPs: ``gate_up`` (E, 2F, C) and ``down`` (E, C,
+    F) are the experts, ``product`` joins gate and up."""
+
+    def expert(W1: Tensor, W2: Tensor, some: Tensor) -> Tensor:
+        return F.linear(product(*F.linear(some, W1).chunk(2, dim=-1)), W2)
+
     # unbind, as a gradient is stacked once; indexing would add up E tensors as large as all experts
-    y = torch.cat(
-        [
-            F.linear(product(*F.linear(some, W1).chunk(2, dim=-1)), W2)
-            for some, W1, W2 in zip(rows, gate_up.unbind(), down.unbind(), strict=True)
-            if len(some) or not len(x)
-        ]
-    )
-    y = y[order.argsort()].unflatten(0, (-1, k))  # (N, k, C): by token again
-    return (routing.weights.to(y.dtype)[:, None] @ y).squeeze(1)
+    maps = zip(gate_up.unbind(), down.unbind(), strict=True)
+    return routed_sum(x, routing, [partial(expert, W1, W2) for W1, W2 in maps])
 
 
 def check_groups(n_expert: int, top_k: int, n_group: int, top_group: int) -> None:
@@ -269,8 +283,9 @@ def active_parameters(model: nn.Module) -> int:
     """How many parameters one token meets: of the routed experts of each layer, k of E."""
     idle = 0
     for layer in model.modules():
-        if isinstance(layer, MixtureOfExperts):
-            E = len(layer.gate.weight)
-            of_experts = sum(p.numel() for p in layer.experts.parameters())
-            idle += of_experts // E * (E - layer.gate.top_k)
+        for router in layer.children():
+            if isinstance(router, Router):
+                E = len(router.weight)
+                of_experts = sum(p.numel() for p in layer.experts.parameters())
+                idle += of_experts // E * (E - router.top_k)
     return sum(p.numel() for p in model.parameters()) - idle

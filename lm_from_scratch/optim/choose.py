@@ -29,10 +29,14 @@ def muon_options(config: OptimizerConfig) -> dict[str, Any]:
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay for the matrices; none for biases and norms, which it would only push to 0."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:  # the biases of stacked experts have two dimensions
+            (decayed if p.dim() >= 2 and not name.endswith("bias") else others).append(p)
     return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from caches import in_chunks
-from model_families import Dense, enlarge_biases_
+from model_families import enlarge_biases_
 from mutation import Law
 from tiny_models import enlarge_, hf_twin, tiny_deepseek_v3, token_ids
 from torch import Tensor
@@ -24,11 +24,11 @@ from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.layers.rope_scaling import LinearScaling
 from lm_from_scratch.models.deepseek_v3 import YaRNScaling
 from lm_from_scratch.models.gemma3 import Gemma3Config
+from lm_from_scratch.models.gpt_oss import GptOssConfig
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
-from lm_from_scratch.models.sink_attention import SinkForCausalLM
 from lm_from_scratch.models.smollm3 import SmolLM3Config
 from lm_from_scratch.text import targets
 from lm_from_scratch.text.batch import padded_batch
@@ -44,8 +44,8 @@ BASE: dict[str, Any] = dict(
     vocab_size=97, block_size=128, n_embd=20, intermediate_size=28, rms_norm_eps=EPS,
     tie_word_embeddings=False, eos_token_id=2, n_layer=3, n_head=6, n_kv_head=2, head_dim=8,
 )  # fmt: skip
-SINKS: dict[str, Any] = BASE | dict(
-    sliding_window=4, layer_types=(FULL, SLIDING, FULL), rope_theta=1e4
+OSS: dict[str, Any] = BASE | dict(
+    sliding_window=4, layer_types=(FULL, SLIDING, FULL), n_expert=6, top_k=3, swiglu_limit=0.5
 )
 GEMMA: dict[str, Any] = BASE | dict(
     n_embd=24, query_pre_attn_scalar=20, final_logit_softcapping=4.0, rope_theta=50.0,
@@ -71,34 +71,17 @@ NEW: dict[str, Callable[[], Any]] = {
     "partial": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(FULL,) * 3)),
     "hybrid": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(LINEAR, FULL, LINEAR))),
     "gemma3": lambda: build(Gemma3Config(**GEMMA)),
-    "sinks": lambda: SinkForCausalLM(Qwen2Config(**SINKS)),
+    "gpt_oss": lambda: build(GptOssConfig(**OSS)),
     "deepseek_v3": lambda: tiny_deepseek_v3(
         first_k_dense_replace=1, rms_norm_eps=EPS, rope_scaling=YaRNScaling(**YARN)
     ),
 }
 
 
-def twin_of(name: str, model: Any) -> Any:
+def twin_of(model: Any) -> Any:
     """The same model in transformers."""
-    if name != "sinks":
-        twin: Any = hf_twin(model)
-        twin.config._experts_implementation = "eager"
-        return twin
-    from transformers import AutoConfig
-    from transformers import AutoModelForCausalLM as HFModel
-
-    config = AutoConfig.for_model(
-        "gpt_oss", vocab_size=97, num_hidden_layers=3, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=8, hidden_size=20, intermediate_size=28,
-        attention_bias=True, rms_norm_eps=EPS, sliding_window=4, num_local_experts=2,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        layer_types=list(SINKS["layer_types"]), pad_token_id=0,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    twin = HFModel.from_config(config).eval()
-    for layer in twin.model.layers:
-        layer.mlp = Dense(20, 28)
-    twin.load_state_dict(model.state_dict())
+    twin: Any = hf_twin(model)
+    twin.config._experts_implementation = "eager"
     return twin
 
 
@@ -117,7 +100,7 @@ def oracle(name: str) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor
         if key.endswith("sinks"):
             parameter.data.mul_(8)  # std 1
     enlarge_biases_(model)
-    twin = twin_of(name, model)
+    twin = twin_of(model)
     with torch.no_grad():
         logits = [twin(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
     twin(

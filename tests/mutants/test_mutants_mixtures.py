@@ -34,12 +34,14 @@ MISTAKES = {
     "layers.experts:SigmoidRouter._apply": [
         ("the bias in 16 bits", "torch.promote_types(after.dtype, torch.float32)", "after.dtype"),
     ],
-    "layers.experts:expert_sum": [
+    "layers.experts:routed_sum": [
         ("results in the order of experts", "y[order.argsort()]", "y"),
         ("the order for its inverse", "y[order.argsort()]", "y[order]"),
         ("a visit taken for a token", "x[order // k]", "x[order % len(x)]"),
-        ("gate and up exchanged", ".chunk(2, dim=-1)", ".chunk(2, dim=-1)[::-1]"),
         ("all experts weigh alike", "routing.weights.to", "torch.ones_like(routing.weights).to"),
+    ],
+    "layers.experts:expert_sum": [
+        ("gate and up exchanged", ".chunk(2, dim=-1)", ".chunk(2, dim=-1)[::-1]"),
     ],
     "layers.experts:SharedExperts.forward": [
         ("the shared expert forgotten", " + self.shared_experts(x)", ""),

@@ -6,7 +6,8 @@ from mutation import Mutant, killer, laws_in, mutants
 
 pytestmark = pytest.mark.slow
 
-SINK_LAWS = laws_in("unit/attention/test_sinks.py") | laws_of("sinks")
+OSS_LAWS = laws_of("gpt_oss")
+SINK_LAWS = laws_in("unit/attention/test_sinks.py") | OSS_LAWS
 
 WEIGHTS = "torch.softmax(torch.cat([sink, scores], dim=-1), dim=-1)[..., 1:]"
 
@@ -37,6 +38,32 @@ SINKS = {
 @pytest.mark.parametrize("mutant", mutants(SINKS))
 def test_a_law_finds_the_mistake_in_sinks(mutant: Mutant) -> None:
     assert killer(mutant, SINK_LAWS)
+
+
+GATE_AND_UP = ".unflatten(-1, (-1, 2)).unbind(-1)"
+
+OSS = {
+    "models.gpt_oss:clamped_swiglu": [
+        ("the gate clamped below, too", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)"),
+        ("up clamped above alone", "up.clamp(-limit, limit)", "up.clamp(max=limit)"),
+        ("nothing added to up", "(up + 1)", "up"),
+        ("silu", "torch.sigmoid(alpha * gate)", "torch.sigmoid(gate)"),
+    ],
+    "models.gpt_oss:Experts.expert": [
+        ("gate and up in halves", GATE_AND_UP, ".chunk(2, dim=-1)"),
+        ("first up, then gate", GATE_AND_UP, f"{GATE_AND_UP}[::-1]"),
+    ],
+    "models.gpt_oss:TopKRouter.forward": [
+        ("softmax over all experts", "logits.gather(-1, experts).softmax(-1, dtype=work)",
+         "logits.softmax(-1, dtype=work).gather(-1, experts)"),
+        ("the bias chooses, and weighs nothing", "logits.gather", "(logits - self.bias).gather"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", mutants(OSS))
+def test_a_law_finds_the_mistake_in_gpt_oss(mutant: Mutant) -> None:
+    assert killer(mutant, OSS_LAWS)
 
 
 GATE_LAWS = laws_of("partial")

@@ -3,9 +3,8 @@
 A row says how a config is drawn in the words of transformers, no two sizes alike by chance, and how
 a model of transformers becomes ours. Families that are published are read from a folder. Of the
 others transformers has models whose rest is ours: a GLM-4.5 of dense layers is Qwen2 with partial
-RoPE, a Mellum 2 of dense layers is Qwen3 with a theta for each kind of layer, gpt-oss with a dense
-MLP is Qwen2 with sinks, and a Qwen3-Next of attention alone is Qwen2 with gates. Their weights load
-by name.
+RoPE, a Mellum 2 of dense layers is Qwen3 with a theta for each kind of layer, and a Qwen3-Next of
+attention alone is Qwen2 with gates. Their weights load by name.
 """
 
 import importlib
@@ -26,17 +25,16 @@ from transformers.models.auto import modeling_auto
 from lm_from_scratch.cache.interface import NO_CACHE, Cache
 from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
 from lm_from_scratch.layers.embedding import embedded
-from lm_from_scratch.layers.gated_mlp import GatedMLP
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3ForCausalLM
 from lm_from_scratch.models.gated_attention import GatedForCausalLM
 from lm_from_scratch.models.gemma3 import Gemma3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
+from lm_from_scratch.models.gpt_oss import GptOssForCausalLM
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.models.qwen3 import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeForCausalLM
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextForCausalLM
-from lm_from_scratch.models.sink_attention import SinkForCausalLM
 from lm_from_scratch.models.smollm3 import SmolLM3ForCausalLM
 
 # --------------------------------------------------------------------------------- drawn configs
@@ -250,8 +248,16 @@ def alone(draw: Random) -> dict[str, Any]:
 
 
 def gpt_oss(draw: Random) -> dict[str, Any]:
-    config = alone(draw) | dict(sliding_window=draw.choice([2, 3, 6]), num_local_experts=2)
-    return config | dict(layer_types=kinds_of_layers(draw, config, (FULL, SLIDING)))
+    config, n_expert = numbers(draw) | own_width(draw), draw.choice([2, 3, 5, 12])
+    if draw.choice([False, True]):
+        config["layer_types"] = kinds_of_layers(draw, config, (FULL, SLIDING))
+    return config | dict(
+        hidden_act="silu", sliding_window=draw.choice([2, 3, 6]), num_local_experts=n_expert,
+        num_experts_per_tok=draw.randint(1, n_expert), intermediate_size=draw.choice([5, 9, 12]),
+        swiglu_limit=draw.choice([7.0, 1.5]), swiglu_alpha=draw.choice([1.702, 1.0]),
+        rope_parameters=draw.choice([*ROPES, *[{**YARN, "truncate": False}] * 3]),
+        **biases(draw, "attention_bias"),
+    )  # fmt: skip
 
 
 def gated(draw: Random) -> dict[str, Any]:
@@ -290,13 +296,6 @@ class TwoThetasModel(Qwen3Model):
 
 class TwoThetas(Qwen3ForCausalLM):
     backbone_class = TwoThetasModel
-
-
-class Dense(GatedMLP):
-    """A gated MLP instead of gpt-oss's experts."""
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(x), None
 
 
 def with_partial_rope_(model: Qwen2ForCausalLM, factor: float) -> Qwen2ForCausalLM:
@@ -353,10 +352,6 @@ def plain_config(c: Any) -> Qwen2Config:
     return Qwen2Config(**in_our_words(c), rope_theta=theta, qkv_bias=bias, **slides)
 
 
-def with_sinks(theirs: Any) -> Any:
-    return by_name(SinkForCausalLM(plain_config(theirs.config)), theirs)
-
-
 def with_gates(theirs: Any) -> Any:
     """Between the layers, Qwen3-Next counts the weights of norms from 1."""
     model = by_name(GatedForCausalLM(plain_config(theirs.config)), theirs).double()
@@ -395,9 +390,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": Family(qwen3_next, Qwen3NextForCausalLM),
     "smollm3": Family(smollm3, SmolLM3ForCausalLM),
     "gemma3_text": Family(gemma3, Gemma3ForCausalLM),
+    "gpt_oss": Family(gpt_oss, GptOssForCausalLM),
     "partial RoPE": Family(glm4_moe, Qwen2ForCausalLM, partial_rope, "glm4_moe"),
     "two thetas": Family(mellum, TwoThetas, two_thetas, "mellum"),
-    "sinks": Family(gpt_oss, SinkForCausalLM, with_sinks, "gpt_oss"),
     "gates": Family(gated, GatedForCausalLM, with_gates, "qwen3_next"),
 }
 PUBLISHED = [name for name, family in FAMILIES.items() if family.published]
@@ -441,9 +436,6 @@ def theirs(family: str, seed: int, **changes: Any) -> Any:
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"  # the grouped one needs rows of whole 16 bytes
     model = AutoModelForCausalLM.from_config(config).eval()
-    if family == "sinks":
-        for layer in model.model.layers:
-            layer.mlp = Dense(config.hidden_size, config.intermediate_size, "silu")
     enlarge_(model, seed)
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):

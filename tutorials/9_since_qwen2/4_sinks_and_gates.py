@@ -230,7 +230,7 @@ for everything, window, pinned in map(losses, plain):
 from lm_from_scratch.attention.sinks import sink_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.models.gated_attention import GatedForCausalLM
-from lm_from_scratch.models.sink_attention import SinkForCausalLM
+from lm_from_scratch.models.gpt_oss import Attention as SinkAttention
 
 
 def with_sink(q, k, v, z):  # q, k, v: (H, T, D), z: (H,)
@@ -261,8 +261,17 @@ torch.testing.assert_close(with_sink(q, k, v, z), ours[0])
 # A gate near 0 silences the head. It depends on the token that looks, while a sink is the same number for all tokens. We
 # train both:
 
+
+def with_sinks(config):
+    model = Qwen2ForCausalLM(config)
+    for block in model.model.layers:
+        block.self_attn = SinkAttention(config)
+    model.model.init_weights()
+    return model
+
+
 models = {"plain": plain}
-for name, kind in (("sink", SinkForCausalLM), ("gate", GatedForCausalLM)):
+for name, kind in (("sink", with_sinks), ("gate", GatedForCausalLM)):
     models[name] = [train(kind, seed) for seed in range(3)]
 
 

@@ -8,7 +8,7 @@ mistakes do people make with them? The lesson is `where spare attention goes <4_
 The same module as in transformers
 ----------------------------------
 
-With equal weights, ``SinkAttention`` gives the result of ``GptOssAttention``, and ``GatedAttention`` that of
+With equal weights, the attention of our gpt-oss gives the result of ``GptOssAttention``, and ``GatedAttention`` that of
 ``Qwen3NextAttention``. The tests repeat it for 25 drawn sizes each, with gradients, padding and caches.
 """
 
@@ -36,12 +36,11 @@ from lm_from_scratch.layers.rope import RotaryEmbedding
 from lm_from_scratch.models.gated_attention import (
     GatedAttention,
 )
+from lm_from_scratch.models.gpt_oss import Attention as SinkAttention
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.models.sink_attention import (
-    SinkAttention,
-)
 
-sizes = dict(n_embd=24, n_head=6, n_kv_head=2, head_dim=8, qkv_bias=True)
+sizes = dict(n_embd=24, n_head=6, n_kv_head=2, head_dim=8)
+sizes |= dict(qkv_bias=True, o_bias=True)
 words = dict(
     hidden_size=24,
     num_attention_heads=6,
@@ -158,8 +157,9 @@ for name, kind, shape in (
 ):
     C, H, Hkv, D, bias = shape
     config = Qwen2Config(
-        n_embd=C, n_head=H, n_kv_head=Hkv, head_dim=D, qkv_bias=bias
-    )
+        n_embd=C, n_head=H, n_kv_head=Hkv, head_dim=D, qkv_bias=bias,
+        o_bias=bias,
+    )  # fmt: skip
     with torch.device("meta"):
         count = sum(p.numel() for p in kind(config).parameters())
     extra = H if kind is SinkAttention else C * H * D

@@ -57,6 +57,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smollm3": DECODER | dict(no_rope_layers=[1, 0]),
     "gemma3_text": DECODER | dict(
         head_dim=12, query_pre_attn_scalar=10, sliding_window=24, sliding_window_pattern=2),
+    "gpt_oss": DECODER | dict(
+        head_dim=12, sliding_window=24, num_local_experts=4, num_experts_per_tok=2),
 }  # fmt: skip
 
 

@@ -10,11 +10,12 @@ from tiny_models import enlarge_, token_ids
 
 from lm_from_scratch.attention.masks import positions_from_mask
 from lm_from_scratch.models.gated_attention import GatedAttention, GatedForCausalLM
-from lm_from_scratch.models.qwen2 import Qwen2Config
-from lm_from_scratch.models.sink_attention import SinkAttention, SinkForCausalLM
+from lm_from_scratch.models.gpt_oss import Attention, GptOssConfig, GptOssForCausalLM
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 
-OURS = {"gpt_oss": SinkAttention, "qwen3_next": GatedAttention}
-MODELS = {"gpt_oss": SinkForCausalLM, "qwen3_next": GatedForCausalLM}
+OURS = {"gpt_oss": Attention, "qwen3_next": GatedAttention}
+MODELS = {"gpt_oss": GptOssForCausalLM, "qwen3_next": GatedForCausalLM}
+CONFIGS = {"gpt_oss": GptOssConfig, "qwen3_next": Qwen2Config}
 families = pytest.mark.parametrize("family", OURS)
 
 
@@ -23,13 +24,17 @@ def model_of(family: str, **changes: Any) -> Any:
         vocab_size=97, n_layer=3, n_head=6, n_kv_head=2, n_embd=48, intermediate_size=56,
         head_dim=8, tie_word_embeddings=False, eos_token_id=2,
     )  # fmt: skip
-    model = MODELS[family](Qwen2Config(**{**sizes, **changes})).eval()
+    sizes |= dict(n_expert=5, top_k=2) if family == "gpt_oss" else {}
+    model = MODELS[family](CONFIGS[family](**{**sizes, **changes})).eval()
     enlarge_(model)
     return model.double()
 
 
-WINDOWS = {"full": {}, "W = 4": dict(sliding_window=4, max_window_layers=0),
-           "W = 3 in two layers": dict(sliding_window=3, max_window_layers=1)}  # fmt: skip
+WINDOWS = {
+    "full": dict(layer_types=(FULL,) * 3),
+    "W = 4": dict(sliding_window=4, layer_types=(SLIDING,) * 3),
+    "W = 3 in two layers": dict(sliding_window=3, layer_types=(FULL, SLIDING, SLIDING)),
+}
 EXACT = [kind for kind in KINDS if "bits" not in kind]
 
 
@@ -61,10 +66,12 @@ def test_fresh_weights(family: str) -> None:
     """Sinks are drawn like the weights, norms counted from 1 begin at 0, the others at 1."""
     torch.manual_seed(0)
     model = MODELS[family](
-        Qwen2Config(vocab_size=97, n_layer=8, n_head=64, n_kv_head=2, n_embd=128, eos_token_id=None)
+        CONFIGS[family](
+            vocab_size=97, n_layer=8, n_head=64, n_kv_head=2, n_embd=128, intermediate_size=64
+        )
     )
     for name, p in model.named_parameters():
-        if name.endswith("sinks"):
+        if name.endswith(("sinks", "router.bias")):
             assert 0.01 < p.std() < 0.03
         elif name.endswith(("q_norm.weight", "k_norm.weight")):
             assert (p == 0).all()
@@ -76,7 +83,7 @@ def test_fresh_weights(family: str) -> None:
 def test_published_widths(family: str) -> None:
     """gpt-oss-20b and Qwen3-Next-80B-A3B: parameters of one attention layer."""
     sizes = {
-        "gpt_oss": dict(n_embd=2880, n_head=64, n_kv_head=8, head_dim=64, qkv_bias=True),
+        "gpt_oss": dict(n_embd=2880, n_head=64, n_kv_head=8, head_dim=64, o_bias=True),
         "qwen3_next": dict(n_embd=2048, n_head=16, n_kv_head=2, head_dim=256, qkv_bias=False),
     }[family]
     with torch.device("meta"):
