@@ -286,6 +286,7 @@ def active_parameters(model: nn.Module) -> int:
         for router in layer.children():
             if isinstance(router, Router):
                 E = len(router.weight)
-                of_experts = sum(p.numel() for p in layer.experts.parameters())
+                experts = layer.get_submodule("experts")
+                of_experts = sum(p.numel() for p in experts.parameters())
                 idle += of_experts // E * (E - router.top_k)
     return sum(p.numel() for p in model.parameters()) - idle
