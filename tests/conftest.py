@@ -32,14 +32,16 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
 # A check keeps what was solved: keep it out of the home of whoever runs the tests.
 PROGRESS = tempfile.TemporaryDirectory()  # removed when the process ends
 os.environ["LM_FROM_SCRATCH_PROGRESS"] = os.path.join(PROGRESS.name, "progress.json")
-settings.register_profile(
-    "tests",
-    deadline=None,
-    derandomize=True,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-settings.load_profile("tests")
+QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+for name, examples in (("quick", 10), ("all", 25)):
+    settings.register_profile(
+        name, deadline=None, derandomize=True, max_examples=examples, suppress_health_check=QUIET
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A property is tried on more examples where the slow tests run, too."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "all")
 
 
 def pytest_collection_finish() -> None:

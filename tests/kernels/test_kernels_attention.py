@@ -14,7 +14,6 @@ from kernel_checks import (
     check,
     check_compiled,
     check_operator,
-    each_dtype,
     each_dtype_of_which_float16_is_slow,
     numbers,
     strided,
@@ -105,7 +104,7 @@ def test_any_size_of_a_head(D: int, dtype: torch.dtype) -> None:
     check(flash_attention, reference, *heads(vis, H, H, D), vis, dtype=dtype)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_takes_any_strides(dtype: torch.dtype) -> None:
     """Also those of a model, whose heads stand side by side: (B, T, H, D)."""
     vis = known(7, 21)
@@ -120,6 +119,7 @@ def test_one_key_is_its_value() -> None:
         assert torch.equal(flash_attention(q, k, v, vis), v.expand(1, 2, 1, 8))
 
 
+@pytest.mark.slow
 def test_every_length_and_window() -> None:
     """The arithmetic of ranges: tiles that end one key before or after what a query sees."""
     for T, S, windows in [
@@ -221,7 +221,7 @@ def test_the_tiles_that_are_visited() -> None:
             assert row == [first <= i < end for i in range(len(row))]
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_queries_that_see_nothing(dtype: torch.dtype) -> None:
     """They give 0, and get a gradient of 0, beside others whose gradients stay numbers."""
     vis = packed(5, padding=3)
@@ -264,6 +264,7 @@ def test_is_one_operator(vis: Visibility) -> None:
     check_compiled(lambda q, k, v: flash_attention(q, k, v, vis), q, k, v)
 
 
+@pytest.mark.slow
 def test_gives_the_same_numbers_again() -> None:
     """No sum depends on which program comes first."""
     vis = known(100, 100)

@@ -13,7 +13,7 @@ from kernel_checks import (
     check,
     check_compiled,
     check_operator,
-    each_dtype,
+    each_dtype_of_which_float16_is_slow,
     numbers,
     poisoned,
     strided,
@@ -65,19 +65,19 @@ SHAPES = {
 }
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_equals_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     compare(inputs(*shape), last(shape[3]), dtype=dtype)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("window", [1, 64, 65, 130, 200, 500])
 def test_window(window: int, dtype: torch.dtype) -> None:
     compare(inputs(1, 4, 2, 200, 16), last(200, window), dtype=dtype)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_takes_any_strides(dtype: torch.dtype) -> None:
     compare(inputs(2, 4, 2, 70, 16), last(70), dtype=dtype, layout=strided)
     as_cached = lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
@@ -92,7 +92,7 @@ def test_takes_any_strides(dtype: torch.dtype) -> None:
     check(mixed, reference, *inputs(2, 4, 2, 70, 16), dtype=dtype, name="decode_attention")
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_large_scores(dtype: torch.dtype) -> None:
     """Scores of some hundreds: one split has nearly all the weight, the others none."""
     compare(inputs(1, 4, 2, 200, 16, scale=8.0), last(200), dtype=dtype)
@@ -127,7 +127,7 @@ def hidden(**rows: Any) -> Visibility:
     return Visibility(**on_device)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("case", HIDDEN, ids=HIDDEN.keys())
 def test_mask(case: str, dtype: torch.dtype) -> None:
     how: dict[str, Any] = {}

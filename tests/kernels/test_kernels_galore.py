@@ -13,7 +13,7 @@ from kernel_checks import (
     Guarded,
     check,
     check_operator,
-    each_dtype,
+    each_dtype_of_which_float16_is_slow,
     numbers,
     poisoned,
     strided,
@@ -73,7 +73,7 @@ def widened(function: Any) -> Any:
     return call
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @each_side
 @pytest.mark.parametrize("shape", [(1, 1, 1), (37, 21, 5), (70, 83, 17)], ids=str)
 def test_equals_the_reference(
@@ -110,7 +110,7 @@ def test_gradients_of_any_size(size: float, step: int) -> None:
     )  # fmt: skip
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @each_side
 def test_in_place(sides: tuple[bool, bool], dtype: torch.dtype) -> None:
     """The parameter and the moments change, no other number does, and none around them."""
@@ -273,6 +273,7 @@ def test_steps_of_the_optimizer(kind: str, dtype: torch.dtype) -> None:
         assert p.dim() == 1 or ours.state[p]["bases"] == 3
 
 
+@pytest.mark.slow
 def test_other_options_of_the_optimizer() -> None:
     for options in (
         dict(max_drift=0.1, basis="subspace"),
@@ -331,7 +332,7 @@ class Allocations(TorchDispatchMode):
         return result
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_nothing_of_the_size_of_the_weight_is_made(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

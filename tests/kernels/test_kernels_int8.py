@@ -14,7 +14,7 @@ from kernel_checks import (
     check,
     check_compiled,
     check_operator,
-    each_dtype,
+    each_dtype_of_which_float16_is_slow,
     numbers,
     poisoned,
     strided,
@@ -65,7 +65,7 @@ def make(group_size: int | None = None, dtype: torch.dtype = torch.float32) -> I
     return Int8Weight.quantize(weight, group_size)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("shape", [(K,), (1, K), (16, K), (2, 9, K), (131, K)], ids=str)
 def test_equals_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """One row, as many as a small tile has, more than it has, more than a large one has."""
@@ -73,7 +73,7 @@ def test_equals_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> Non
     check(kernel, reference, *args, dtype=dtype, name="int8 linear")
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("group_size", [16, 32, 48, 64, 192])
 def test_groups(group_size: int, dtype: torch.dtype) -> None:
     for rows in (3, 20):
@@ -81,14 +81,14 @@ def test_groups(group_size: int, dtype: torch.dtype) -> None:
         check(kernel, reference, *args, dtype=dtype, name="int8 linear")
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_takes_any_strides(dtype: torch.dtype) -> None:
     for group_size in (None, 32):
         args = numbers(5, 64), *parts(33, 64, group_size), numbers(33, seed=2)
         check(kernel, reference, *args, dtype=dtype, name="int8 linear", layout=strided)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_large_tiles(dtype: torch.dtype) -> None:
     """Which need a multiple of 16 numbers in a row."""
     k = MANY["BLOCK_K"] + 16
@@ -102,7 +102,7 @@ def test_a_bias_of_any_strides() -> None:
         torch.testing.assert_close(linear(x, make(), bias), linear(x, make()) + bias)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_every_code(dtype: torch.dtype) -> None:
     """Each of the 255 codes, and -128, which quantize() does not make, is cast exactly."""
     codes = torch.arange(-128, 128).to(torch.int8)[:, None].expand(256, 16).contiguous()

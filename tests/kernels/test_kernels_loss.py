@@ -13,7 +13,7 @@ from kernel_checks import (
     check,
     check_compiled,
     check_operator,
-    each_dtype,
+    each_dtype_of_which_float16_is_slow,
     numbers,
     poisoned,
     strided,
@@ -56,7 +56,7 @@ def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list
 # -------------------------------------------------------------------------- logits in memory
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("shape", [(1, 1, 2), (3, 5, 301), (2, 2, 2, 37), (3, 4099)], ids=str)
 def test_equals_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """4099 logits are more than one block."""
@@ -64,7 +64,7 @@ def test_equals_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> Non
     check(causal_lm_loss, reference.causal_lm_loss, numbers(*shape), targets, dtype=dtype)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -89,7 +89,7 @@ def test_logits_that_lack_only_their_last_token_are_not_copied() -> None:
     assert view.data_ptr() == logits.data_ptr() and view.stride() == logits.stride()
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_logits_in_half_precision_are_exact(dtype: torch.dtype) -> None:
     """They are cast up before anything is computed; only the gradient is rounded."""
     (logits,) = leaves((3, 5, 301), dtype=dtype)
@@ -102,14 +102,14 @@ def test_logits_in_half_precision_are_exact(dtype: torch.dtype) -> None:
     torch.testing.assert_close(a, b.to(dtype))
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_huge_logits(dtype: torch.dtype) -> None:
     """exp() of any of them, or of their distance, would overflow or vanish."""
     logits = numbers(4, 5000, scale=3000.0)
     check(causal_lm_loss, reference.causal_lm_loss, logits, targets_of(4, V=5000), dtype=dtype)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("offset", [100.0, 1e4, -1e4])
 def test_logits_with_a_common_offset(offset: float, dtype: torch.dtype) -> None:
     """It changes neither the loss nor the gradient, so it may cost no digits; near 10,000, float32
@@ -240,7 +240,7 @@ def test_no_second_derivative(loss: Callable[..., Tensor], inputs: Callable[...,
 # -------------------------------------------------------------------------- hidden states and head
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize(
     ("rows", "V", "C", "chunk"),
     [
@@ -264,7 +264,7 @@ def test_the_fused_loss_equals_the_reference(
     )  # fmt: skip
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_the_fused_loss_takes_any_strides(dtype: torch.dtype) -> None:
     x, weight = numbers(3, 15, 37), numbers(301, 37, seed=1)
     check(
@@ -273,7 +273,7 @@ def test_the_fused_loss_takes_any_strides(dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_the_fused_loss_of_huge_logits(dtype: torch.dtype) -> None:
     """Up to about 2,000: exp() of any of them, or of their distance, would overflow or vanish. So
     would that of the distance of two splits."""

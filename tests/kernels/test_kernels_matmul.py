@@ -12,7 +12,7 @@ from kernel_checks import (
     check,
     check_compiled,
     check_operator,
-    each_dtype,
+    each_dtype_of_which_float16_is_slow,
     numbers,
     poisoned,
     strided,
@@ -49,14 +49,14 @@ def sliced(x: Tensor) -> Tensor:
     return x.new_zeros(2 * m, 3 * n)[::2, ::3].copy_(x)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 37, 5), (5, 300, 1), (M, K, N), ALIGNED], ids=str)
 def test_equals_the_reference(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, k, n = shape
     check(matmul, torch.matmul, numbers(m, k), numbers(k, n, seed=1), dtype=dtype)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("layout", [strided, sliced])
 def test_takes_any_strides(layout, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     a, b = numbers(35, 37), numbers(37, 70, seed=1)
@@ -68,7 +68,7 @@ def test_one_row_may_stand_for_all() -> None:
     torch.testing.assert_close(matmul(a.expand(3, 9), b), (a @ b).expand(3, 4))
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_sums_are_float32(dtype: torch.dtype) -> None:
     """Half precision would lose the small number beside the large ones, or overflow."""
     a = torch.tensor([[200.0, 0.5, -200.0]], dtype=dtype, device=DEVICE)
@@ -124,7 +124,7 @@ def test_every_tile_once_group_by_group(tiles_m: int, tiles_n: int) -> None:
     assert out.tolist() == want
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 def test_addmm(dtype: torch.dtype) -> None:
     def reference(out_in: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return torch.addmm(out_in, a, b, beta=0.75, alpha=-0.125)

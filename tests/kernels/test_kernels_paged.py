@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import DEVICE, Guarded, check, check_operator, each_dtype, numbers, poisoned
+from kernel_checks import (
+    DEVICE,
+    Guarded,
+    check,
+    check_operator,
+    each_dtype_of_which_float16_is_slow,
+    numbers,
+    poisoned,
+)
 from tiny_models import tiny_qwen2, token_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,7 +51,7 @@ def poisoned_pool(n_layer: int = 3, n_blocks: int = 40, P: int = 4, **sizes: Any
 # -------------------------------------------------------------------------------------- the write
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("T", [1, 5])
 def test_writes_what_indexing_writes(T: int, dtype: torch.dtype) -> None:
     B, H, D, n = 3, 2, 20, 40
@@ -142,7 +150,7 @@ def ragged(lengths: list[int], window: int | None = None) -> Visibility:
     return Visibility(ends - 1, torch.where(positions < ends, positions, PADDING), window=window)
 
 
-@each_dtype
+@each_dtype_of_which_float16_is_slow
 @pytest.mark.parametrize("window", [None, 1, 50, 90])
 @pytest.mark.parametrize("P", [pytest.param(1, marks=pytest.mark.slow), 4, 16, 24])
 def test_equals_the_reference(P: int, window: int | None, dtype: torch.dtype) -> None:
@@ -162,6 +170,7 @@ def test_equals_the_reference(P: int, window: int | None, dtype: torch.dtype) ->
     check(attend, reference, q, k, v, dtype=dtype, name="paged_attention")
 
 
+@pytest.mark.slow
 def test_equals_unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a key lies changes no sum, whatever the number of splits."""
     q = numbers(2, 6, 1, 16, grad=False).float().to(DEVICE)

@@ -191,6 +191,7 @@ def test_a_page_is_executed_and_stored(page: Path) -> None:
         assert len(stored(page).cells) == 5
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize(
     ("code", "error", "words"),

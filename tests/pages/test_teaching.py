@@ -25,6 +25,7 @@ WEEKS = [(number, week) for number in plans.PLANS for week in range(1, number + 
 each_week = pytest.mark.parametrize(("number", "week"), WEEKS)
 
 
+@pytest.mark.slow
 def test_no_line_of_a_solution() -> None:
     """The site shows these pages to students as well."""
     for place, text in texts().items():
@@ -36,6 +37,7 @@ def test_no_line_of_a_solution() -> None:
 # -- the sheets ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_week
 def test_a_sheet_has_all_parts(number: int, week: int) -> None:
     text, found = texts()[f"{sheets.place(number, week)}.md"], plans.weeks(number)[week - 1]

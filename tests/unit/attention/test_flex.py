@@ -60,6 +60,7 @@ def test_dropout_is_refused() -> None:
         flex_attention(q, k, v, CASES["causal"].visibility(), 0.1)
 
 
+@pytest.mark.slow
 def test_importing_the_kinds_does_not_import_flex_attention() -> None:
     code = (
         "import sys; before = set(sys.modules); import torch; torches = set(sys.modules);"

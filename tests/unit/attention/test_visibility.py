@@ -148,10 +148,9 @@ MODELS = {"gpt2": tiny_gpt2(), "qwen2": tiny_qwen2(), "qwen2, W = 4": tiny_qwen2
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [pytest.param("gpt2", marks=SLOW), "qwen2", pytest.param("qwen2, W = 4", marks=SLOW)]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_compiles_into_one_graph_for_many_lengths(name) -> None:
     torch._dynamo.reset()
     graphs = CompileCounter()

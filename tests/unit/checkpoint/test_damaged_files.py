@@ -150,6 +150,7 @@ MORE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @each_family
 def test_no_odd_value_of_a_config_is_a_traceback(
     family: str, copied: Callable[[str], tuple[Path, torch.Tensor]]

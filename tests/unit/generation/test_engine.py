@@ -470,6 +470,7 @@ def check_blocks(engine: Engine) -> None:
     assert sorted(engine.pool.free) == [block for block, n in enumerate(users) if not n]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "interrupts",
     [

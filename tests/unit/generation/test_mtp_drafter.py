@@ -218,7 +218,7 @@ def sampled(drafter) -> tuple[float, float]:
     return p_value(Counter(map(tuple, rows_of(passes))), exact([1, 3], CUT), ROWS), rate
 
 
-@pytest.mark.parametrize("n_depth", [1, 2, 3])
+@pytest.mark.parametrize("n_depth", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_sampled_sequences_have_the_distribution_of_the_model(n_depth: int) -> None:
     p, rate = sampled(MTPDrafter(enlarged(TARGET, n_depth, seed=3).double()))
     assert p > 0.01

@@ -37,7 +37,8 @@ def test_the_answers_are_right_as_often_as_recorded(task: str) -> None:
         assert found["sizes"][size] == pytest.approx(share, abs=0.021), size
 
 
-@pytest.mark.parametrize("name", ["gpt2-docs", pytest.param("qwen2-docs", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2-docs", "qwen2-docs"])
 def test_its_samples_are_words_not_noise(name: str) -> None:
     """Most words that it writes are words of the text that it learned from."""
     record = RECORDS[name]

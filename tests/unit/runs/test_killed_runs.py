@@ -72,9 +72,8 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_alike(whole, tmp_path, s
     assert sorted(p.name for p in tmp_path.glob("*step-*")) == ["step-00000039", "step-00000040"]
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[pytest.mark.slow] * (n != signal.SIGTERM)) for n in SIGNALS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_run_that_is_ended_leaves_a_checkpoint_and_says_how_to_go_on(
     whole, tmp_path, number
 ) -> None:

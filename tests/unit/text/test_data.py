@@ -65,7 +65,8 @@ def long_paragraphs(documents) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("share", [pytest.param(0.05, marks=pytest.mark.slow), 0.3])
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.05, 0.3])
 def test_no_paragraph_is_on_both_sides_of_the_split(share: float) -> None:
     documents = DOCUMENTS + all_docstrings()
     train, held_out = split(documents, share)

@@ -239,6 +239,7 @@ def test_the_corpus_is_the_same_everywhere() -> None:
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "a470cad86dc384fd"
 
 
+@pytest.mark.slow
 def test_every_document_is_a_prompt_and_a_right_answer() -> None:
     train, held_out = corpus()
     for document in train[::100] + held_out[::10]:
