@@ -15,6 +15,9 @@ from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.report import examine
 
+# Each sheet runs the wrong answers that a class votes on; `make docs` makes all of them.
+pytestmark = pytest.mark.slow
+
 
 @cache
 def texts() -> dict[str, str]:
@@ -25,7 +28,6 @@ WEEKS = [(number, week) for number in plans.PLANS for week in range(1, number + 
 each_week = pytest.mark.parametrize(("number", "week"), WEEKS)
 
 
-@pytest.mark.slow
 def test_no_line_of_a_solution() -> None:
     """The site shows these pages to students as well."""
     for place, text in texts().items():
@@ -37,7 +39,6 @@ def test_no_line_of_a_solution() -> None:
 # -- the sheets ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @each_week
 def test_a_sheet_has_all_parts(number: int, week: int) -> None:
     text, found = texts()[f"{sheets.place(number, week)}.md"], plans.weeks(number)[week - 1]
