@@ -17,6 +17,8 @@ ARCHITECTURES = {
     "Qwen3Config": "qwen3:Qwen3ForCausalLM",
     "Qwen3MoeConfig": "qwen3_moe:Qwen3MoeForCausalLM",
     "Qwen3NextConfig": "qwen3_next:Qwen3NextForCausalLM",
+    "Qwen3_5Config": "qwen3_5:Qwen3_5ForCausalLM",
+    "Qwen3_5MoeConfig": "qwen3_5:Qwen3_5MoeForCausalLM",
     "DeepseekV3Config": "deepseek_v3:DeepseekV3ForCausalLM",
     "SmolLM3Config": "smollm3:SmolLM3ForCausalLM",
     "Gemma3Config": "gemma3:Gemma3ForCausalLM",

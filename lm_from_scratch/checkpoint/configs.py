@@ -152,12 +152,13 @@ def refuse_others(
 
 
 def _without_share(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with ``partial_rotary_factor`` taken out of the dictionaries of the rotation."""
-    config = dict(config)
+    """The same, with ``partial_rotary_factor`` taken out of the dictionaries of the rotation. What
+    ``rope_parameters`` has of it does not count beside a ``rope_scaling``."""
+    config, otherwise = dict(config), config["partial_rotary_factor"]
     for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(config[key], Mapping):
+        if config[key] and isinstance(config[key], Mapping):
             config[key] = dict(config[key])
-            share = config[key].pop("partial_rotary_factor", config["partial_rotary_factor"])
+            share = config[key].pop("partial_rotary_factor", otherwise)
             config["partial_rotary_factor"] = share
     return config
 

@@ -14,6 +14,7 @@ from lm_from_scratch.models.gemma3 import Gemma3Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig, alternating
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
 from lm_from_scratch.models.smollm3 import SmolLM3Config, all_but_every
@@ -107,14 +108,19 @@ def _all_slide(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**NONE_SLIDES, "sliding_window": window, "max_window_layers": first}
 
 
-def _some_recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Listed, or every layer but each ``full_attention_interval``-th. No experts at all are any
-    number of them in no layer."""
-    types = _listed(config, LINEAR, "full_attention_interval")
-    dense: dict[str, Any] = {"mlp_only_layers": _dense(config)}
+def _next_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """No experts at all are any number of them in no layer."""
+    layers = _some_recurrent(config) | {"mlp_only_layers": _dense(config)}
     if is_integer(config["num_experts"], 0) and config["num_experts"] == 0:
-        dense = {"mlp_only_layers": tuple(range(len(types))), "n_expert": Qwen3NextConfig.n_expert}
-    return {**NONE_SLIDES, **dense, "layer_types": types}
+        every = tuple(range(config["num_hidden_layers"]))
+        layers |= {"mlp_only_layers": every, "n_expert": Qwen3NextConfig.n_expert}
+    return layers
+
+
+def _some_recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Listed, or every layer but each ``full_attention_interval``-th."""
+    types = _listed(config, LINEAR, "full_attention_interval")
+    return {**NONE_SLIDES, "layer_types": types}
 
 
 def _five_of_six_slide(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,6 +273,13 @@ _QWEN3_NEXT = _ABSENT | {
     "num_experts": 512,
     "mlp_only_layers": None,
 }
+_QWEN3_5 = _QWEN3_NEXT | {
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+}
+_QWEN3_5_MOE = _QWEN3_NEXT | {"num_hidden_layers": 40, "num_experts": 256}
 _QWEN3_MOE = _ABSENT | {
     "attention_bias": False,
     "num_hidden_layers": 24,
@@ -371,8 +384,25 @@ DIALECTS = {
     "qwen3_next": Dialect(
         Qwen3NextConfig,
         "Qwen3NextForCausalLM",
-        _some_recurrent,
+        _next_layers,
         _QWEN3_NEXT,
+        switched_on=["use_qk_norm", "attn_output_gate"],
+        extra_names=EXPERT_NAMES | {"shared_expert_size": "shared_expert_intermediate_size"},
+        partial=True,
+    ),
+    "qwen3_5_text": Dialect(
+        Qwen3_5Config,
+        "Qwen3_5ForCausalLM",
+        _some_recurrent,
+        _QWEN3_5,
+        switched_on=["use_qk_norm", "attn_output_gate"],
+        partial=True,
+    ),
+    "qwen3_5_moe_text": Dialect(
+        Qwen3_5MoeConfig,
+        "Qwen3_5MoeForCausalLM",
+        _some_recurrent,
+        _QWEN3_5_MOE,
         switched_on=["use_qk_norm", "attn_output_gate"],
         extra_names=EXPERT_NAMES | {"shared_expert_size": "shared_expert_intermediate_size"},
         partial=True,

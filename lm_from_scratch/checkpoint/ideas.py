@@ -49,6 +49,16 @@ UNCOUNTED = (
     "index_head_dim",
     "indexer_head_dim",
 )
+#: What the config of a model for pictures too says beside that of its part for text.
+OF_BOTH = (
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
 WINDOWS = (
     "sliding_window",
     "sliding_window_size",
@@ -379,10 +389,7 @@ def complete(config: Config) -> tuple[dict[str, Any], Family | None]:
     ``ValueError`` for what is no config."""
     if not isinstance(config, Mapping):
         raise ValueError(f"a config is a dictionary, not a {type(config).__name__}")
-    if isinstance(inner := config.get("text_config"), Mapping):
-        outer = {"model_type": f"{config.get('model_type')}_text"}
-        tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
-        config = outer | tied | dict(inner)
+    config = of_text(config)
     family = families().get(str(config.get("model_type")))
     if family is None:
         return dict(config), None
@@ -393,6 +400,16 @@ def complete(config: Config) -> tuple[dict[str, Any], Family | None]:
     if {"rope_theta", "rope_scaling", "partial_rotary_factor"} & set(config):  # an older file
         defaults.pop("rope_parameters", None)
     return defaults | dict(config), family
+
+
+def of_text(config: Config) -> Config:
+    """Of the config of a model for pictures or sound too that of its part for text, with what the
+    outer one alone says of that; any other as it is."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return config
+    outer = {key: config[key] for key in OF_BOTH if config.get(key) is not None}
+    return {"model_type": f"{config.get('model_type')}_text"} | outer | dict(inner)
 
 
 def _lines(config: Config, family: Family | None) -> Iterator[Line]:

@@ -28,6 +28,9 @@ LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d{1,9})\.")
 #: Layers for multi-token prediction, where a file has them under a name of their own.
 MTP = re.compile(r"^(model\.)?mtp\.")
 
+#: What stands before the names of its part for text in a model for pictures or sound too.
+TEXT = re.compile(r"^(model\.)?language_model\.")
+
 #: What ``torch.compile``, FSDP and gradient checkpointing put before the names of what they wrap.
 WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
@@ -42,6 +45,15 @@ def unwrapped(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
     if len({*names.values()}) < len(names):
         raise ValueError(f"{folder} has a tensor twice, with and without the name of a wrapper")
     return {bare: tensors[name] for name, bare in names.items()}
+
+
+def of_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of the tensors of a model for pictures or sound too those of its part for text, without what
+    stands before their names, and the head; of another model all."""
+    if not any(map(TEXT.match, tensors)):
+        return dict(tensors)
+    parts = re.compile(rf"{TEXT.pattern}|^lm_head\.")
+    return {TEXT.sub("", name): tensor for name, tensor in tensors.items() if parts.match(name)}
 
 
 def without_mtp(

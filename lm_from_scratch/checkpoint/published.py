@@ -15,7 +15,7 @@ from typing import Any
 from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.checkpoint.folders import read_json
-from lm_from_scratch.checkpoint.ideas import NEXT
+from lm_from_scratch.checkpoint.ideas import NEXT, of_text
 from lm_from_scratch.limits import Count, Share, require, shown
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.interface import CausalLM
@@ -59,12 +59,13 @@ class Published:
 
 
 def read_published(folder: Path) -> tuple[Published, Config]:
-    """What the folder of a model says, and the config of the model.
+    """What the folder of a model says, and the config of the model. Of a model for pictures too
+    that is its part for text alone, as which it is written again.
 
     Raises ``ValueError`` for what cannot be read or built, with the file.
     """
     path = folder / "config.json"
-    published = Published(read_json(path), read_generation(folder))
+    published = Published({**of_text(read_json(path))}, read_generation(folder))
     try:
         _check(published.config)
         config = config_from_dict(published.config)

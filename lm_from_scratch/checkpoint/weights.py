@@ -33,6 +33,7 @@ from lm_from_scratch.checkpoint.folders import (
 from lm_from_scratch.checkpoint.names import (
     TRANSPOSED,
     check_sizes,
+    of_text,
     our_name,
     rename,
     unwrapped,
@@ -97,7 +98,9 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     wrote. What else the folder says, the names of labels and where texts end, is not part of a
     model: :func:`load_checkpoint` returns it as well, for :func:`save_pretrained` to write.
 
-    Layers for multi-token prediction are left in the file: the model writes without them.
+    Layers for multi-token prediction are left in the file: the model writes without them. Of a
+    model for pictures or sound too (a Qwen3.5, a Gemma 3) the part for text is read, and saved as a
+    folder of its own.
 
     Raises ``ValueError`` for a folder that cannot be read, and names a missing, unexpected or
     wrongly shaped tensor.
@@ -162,7 +165,7 @@ def _fill(
 ) -> AnyModel:
     """Make a model without numbers, and put the weights of its folder into it."""
     tensors = read_tensors(folder)  # mapped into memory: no number is read before it is needed
-    tensors = unwrapped(tensors, folder)
+    tensors = of_text(unwrapped(tensors, folder))
     tensors = without_mtp(tensors, config.n_layer, published.config)
     described = published.config.get("quantization_config")
     if isinstance(described, Mapping) and described.get("quant_method") == "mxfp4":

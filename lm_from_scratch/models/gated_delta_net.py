@@ -76,8 +76,7 @@ class GatedDeltaNet(RecurrentLayer):
         self.n_key_head, self.n_value_head = n_key_head, n_value_head
         self.key_dim, self.value_dim, self.taps = key_dim, value_dim, taps
         keys, values = n_key_head * key_dim, n_value_head * value_dim
-        self.in_proj_qkvz = nn.Linear(n_embd, 2 * keys + 2 * values, bias=False)
-        self.in_proj_ba = nn.Linear(n_embd, 2 * n_value_head, bias=False)
+        self.add_projections(n_embd, keys, values)
         self.conv1d = nn.Conv1d(
             2 * keys + values, 2 * keys + values, taps, groups=2 * keys + values, bias=False
         )
@@ -101,6 +100,11 @@ class GatedDeltaNet(RecurrentLayer):
         B, work = x.shape[0], torch.promote_types(x.dtype, torch.float32)
         inputs = x.new_zeros(B, self.taps - 1, self.conv1d.in_channels)
         return inputs, x.new_zeros(B, self.n_value_head, self.key_dim, self.value_dim, dtype=work)
+
+    def add_projections(self, n_embd: int, keys: int, values: int) -> None:
+        """What :meth:`project` multiplies with, of ``keys`` and ``values`` features."""
+        self.in_proj_qkvz = nn.Linear(n_embd, 2 * keys + 2 * values, bias=False)
+        self.in_proj_ba = nn.Linear(n_embd, 2 * self.n_value_head, bias=False)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of ``x`` (B, T, C) the inputs of the convolution (B, T, features), z (B, T, Hv, Dv), and

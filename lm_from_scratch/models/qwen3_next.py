@@ -19,6 +19,7 @@ Sources: Yang et al., *Gated Delta Networks*, 2024, arXiv:2412.06464; Qiu et al.
 for Large Language Models*, 2025, arXiv:2505.06708; the code of Qwen3-Next in ``transformers``.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -51,10 +52,66 @@ LINEAR = "linear_attention"  # the word of published configs for a layer with a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3NextConfig(Qwen2Config):
-    """The numbers that define a Qwen3-Next. The defaults have the shape of the published one.
-    ``layer_types`` says which layers have a state, and which see all keys; without it every fourth
-    sees them. Qwen2's checks of numbers hold."""
+class HybridConfig(Qwen2Config):
+    """The numbers of a model whose layers have a state or see all keys. ``layer_types`` says which;
+    without it every fourth sees all keys. Qwen2's checks of numbers hold."""
+
+    partial_rotary_factor: Positive = 0.25  # of the features of a head
+    linear_num_key_heads: Count = 16
+    linear_num_value_heads: Annotated[Count, multiple_of("linear_num_key_heads")] = 32
+    linear_key_head_dim: Count = 128
+    linear_value_head_dim: Count = 128
+    linear_conv_kernel_dim: Count = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share, D = self.partial_rotary_factor, self.head_dim
+        if share > 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(
+                f"partial_rotary_factor={share} of head_dim={D} is {self.rotary_dim} features: "
+                f"they turn in pairs, at most {D} of them"
+            )
+
+    def _check_layers(self) -> None:
+        if self.sliding_window is not None or self.max_window_layers is not None:
+            raise ValueError(
+                f"sliding_window={self.sliding_window} and max_window_layers="
+                f"{self.max_window_layers} are not supported: no layer slides"
+            )
+        if self.layer_types is None:
+            words = tuple(LINEAR if (n + 1) % 4 else FULL for n in range(self.n_layer))
+            object.__setattr__(self, "layer_types", words)
+        types = self.layer_types
+        if type(types) is not tuple or len(types) != self.n_layer:
+            raise ValueError(f"layer_types={types!r} must be a tuple of n_layer={self.n_layer}")
+        if unknown := set(types) - {FULL, LINEAR}:
+            raise ValueError(f"layer_types has {sorted(unknown)}, not {FULL!r} or {LINEAR!r}")
+
+    @property
+    def recurrent_layers(self) -> list[int]:
+        """The numbers of the layers with a state."""
+        return [n for n, word in enumerate(self.layer_types or ()) if word == LINEAR]
+
+    @property
+    def windows(self) -> list[int | None]:
+        """``None`` for a layer that sees all keys; 1 for one with a state: it sees its own token,
+        and the state says the rest."""
+        return [1 if word == LINEAR else None for word in self.layer_types or ()]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The word of each layer in a published config."""
+        return list(self.layer_types or ())
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many features of a head are turned."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3NextConfig(HybridConfig):
+    """The numbers that define a Qwen3-Next. The defaults have the shape of the published one."""
 
     vocab_size: Count = 151936
     block_size: Count = 262144
@@ -64,12 +121,6 @@ class Qwen3NextConfig(Qwen2Config):
     n_embd: Count = 2048
     intermediate_size: Count = 5120  # of layers without experts
     head_dim: Computed = 256
-    partial_rotary_factor: Positive = 0.25  # of the features of a head
-    linear_num_key_heads: Count = 16
-    linear_num_value_heads: Annotated[Count, multiple_of("linear_num_key_heads")] = 32
-    linear_key_head_dim: Count = 128
-    linear_value_head_dim: Count = 128
-    linear_conv_kernel_dim: Count = 4
     qkv_bias: bool = False
     activation: Activation = "silu"
     n_expert: Count = 512
@@ -95,52 +146,10 @@ class Qwen3NextConfig(Qwen2Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_dense_layers(self.mlp_only_layers)
-        share, D = self.partial_rotary_factor, self.head_dim
-        if share > 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
-            raise ValueError(
-                f"partial_rotary_factor={share} of head_dim={D} is {self.rotary_dim} features: "
-                f"they turn in pairs, at most {D} of them"
-            )
-
-    def _check_layers(self) -> None:
-        if self.sliding_window is not None or self.max_window_layers is not None:
-            raise ValueError(
-                f"sliding_window={self.sliding_window} and max_window_layers="
-                f"{self.max_window_layers} are not supported: no layer slides"
-            )
-        if self.layer_types is None:
-            words = tuple(LINEAR if (n + 1) % 4 else FULL for n in range(self.n_layer))
-            object.__setattr__(self, "layer_types", words)
-        types = self.layer_types
-        if type(types) is not tuple or len(types) != self.n_layer:
-            raise ValueError(f"layer_types={types!r} must be a tuple of n_layer={self.n_layer}")
-        if unknown := set(types) - {FULL, LINEAR}:
-            raise ValueError(f"layer_types has {sorted(unknown)}, not {FULL!r} or {LINEAR!r}")
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of that number has experts."""
         return (layer + 1) % self.decoder_sparse_step == 0 and layer not in self.mlp_only_layers
-
-    @property
-    def recurrent_layers(self) -> list[int]:
-        """The numbers of the layers with a state."""
-        return [n for n, word in enumerate(self.layer_types or ()) if word == LINEAR]
-
-    @property
-    def windows(self) -> list[int | None]:
-        """``None`` for a layer that sees all keys; 1 for one with a state: it sees its own token,
-        and the state says the rest."""
-        return [1 if word == LINEAR else None for word in self.layer_types or ()]
-
-    @property
-    def kinds(self) -> list[str]:
-        """The word of each layer in a published config."""
-        return list(self.layer_types or ())
-
-    @property
-    def rotary_dim(self) -> int:
-        """How many features of a head are turned."""
-        return int(self.head_dim * self.partial_rotary_factor)
 
 
 #: Published sizes: what differs from the defaults.
@@ -151,7 +160,7 @@ class RecurrentBlock(nn.Module):
     """One layer of ``x`` (B, T, C) whose ``linear_attn`` carries a state from token to token, in
     the place of attention; then an MLP. It needs no rotation."""
 
-    def __init__(self, config: Qwen3NextConfig, linear_attn: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: HybridConfig, linear_attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.input_layernorm = ZeroCentredRMSNorm(config.n_embd, config.rms_norm_eps)
         self.linear_attn = linear_attn
@@ -169,12 +178,14 @@ class RecurrentBlock(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Qwen3NextModel(Qwen2Model):
-    """From token ids, or embeddings, to hidden states: everything but the head."""
+class HybridModel(Qwen2Model):
+    """From token ids, or embeddings, to hidden states, for layers with a state among layers that
+    see all keys. An architecture says what each layer has for an MLP."""
 
-    config: Qwen3NextConfig
+    config: HybridConfig
+    delta_net = GatedDeltaNet  # the layer with a state
 
-    def __init__(self, config: Qwen3NextConfig) -> None:
+    def __init__(self, config: HybridConfig) -> None:
         super().__init__(config, norm=ZeroCentredRMSNorm)
 
     def block(self, layer: int) -> nn.Module:
@@ -182,22 +193,16 @@ class Qwen3NextModel(Qwen2Model):
         if layer not in config.recurrent_layers:
             attention = GatedAttention(config, rotate=apply_partial_rope)
             return Block(config, attention, self.mlp(layer), norm=ZeroCentredRMSNorm)
-        linear_attn = GatedDeltaNet(
+        linear_attn = self.delta_net(
             config.n_embd, config.linear_num_key_heads, config.linear_num_value_heads,
             config.linear_key_head_dim, config.linear_value_head_dim,
             config.linear_conv_kernel_dim, config.activation, config.rms_norm_eps,
         )  # fmt: skip
         return RecurrentBlock(config, linear_attn, self.mlp(layer))
 
+    @abstractmethod
     def mlp(self, layer: int) -> nn.Module:
-        """What follows attention or the state in that layer: experts, or a gated MLP."""
-        config = self.config
-        C, E, act = config.n_embd, config.n_expert, config.activation
-        if not config.has_experts(layer):
-            return GatedMLP(C, config.intermediate_size, act)
-        gate = SoftmaxRouter(C, E, config.top_k, config.norm_topk_prob)
-        experts = Experts(E, C, config.expert_size, act)
-        return GatedSharedExpert(gate, experts, GatedMLP(C, config.shared_expert_size, act))
+        """What follows attention or the state in that layer."""
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -244,6 +249,22 @@ def check_order(positions: Tensor, documents: Tensor | None) -> None:
             f"row {row} has position {int(after[row, column])} after {int(before[row, column])}: a "
             "layer with a state reads tokens in order, each document from position 0 to its end"
         )
+
+
+class Qwen3NextModel(HybridModel):
+    """From token ids, or embeddings, to hidden states: everything but the head."""
+
+    config: Qwen3NextConfig
+
+    def mlp(self, layer: int) -> nn.Module:
+        """Experts and a shared one, or a gated MLP."""
+        config = self.config
+        C, E, act = config.n_embd, config.n_expert, config.activation
+        if not config.has_experts(layer):
+            return GatedMLP(C, config.intermediate_size, act)
+        gate = SoftmaxRouter(C, E, config.top_k, config.norm_topk_prob)
+        experts = Experts(E, C, config.expert_size, act)
+        return GatedSharedExpert(gate, experts, GatedMLP(C, config.shared_expert_size, act))
 
 
 class Qwen3NextForCausalLM(Qwen2ForCausalLM):

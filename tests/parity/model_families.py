@@ -33,6 +33,7 @@ from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.models.gpt_oss import GptOssForCausalLM
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config, Qwen2ForCausalLM
 from lm_from_scratch.models.qwen3 import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+from lm_from_scratch.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeForCausalLM
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextForCausalLM
 from lm_from_scratch.models.smollm3 import SmolLM3ForCausalLM
@@ -156,8 +157,9 @@ def deepseek_v3(draw: Random) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def qwen3_next(draw: Random) -> dict[str, Any]:
-    config, keys, n_expert = numbers(draw), draw.choice([1, 2, 3]), draw.choice([0, 2, 5, 12])
+def hybrid(draw: Random) -> dict[str, Any]:
+    """Layers with a state among layers that turn a part of each head."""
+    config, keys = numbers(draw), draw.choice([1, 2, 3])
     D, factor = draw.choice([(16, 0.25), (24, 0.25), (12, 0.5), (10, 1.0)])
     if draw.choice([False, True]):
         config["layer_types"] = kinds_of_layers(draw, config, (FULL, LINEAR))
@@ -167,14 +169,39 @@ def qwen3_next(draw: Random) -> dict[str, Any]:
         linear_num_key_heads=keys, linear_num_value_heads=keys * draw.choice([1, 2, 3]),
         linear_key_head_dim=draw.choice([8, 12, 16]),
         linear_value_head_dim=draw.choice([10, 16, 24]),
-        linear_conv_kernel_dim=draw.choice([2, 3, 4]), num_experts=n_expert,
-        num_experts_per_tok=draw.randint(1, max(n_expert, 1)),
-        norm_topk_prob=draw.choice([False, True]), moe_intermediate_size=draw.choice([5, 9, 12]),
-        shared_expert_intermediate_size=draw.choice([6, 11]),
-        decoder_sparse_step=draw.choice([1, 1, 2]),
-        mlp_only_layers=draw.choice([None, [], [0], [config["num_hidden_layers"] - 1]]),
-        **biases(draw, "attention_bias"),
+        linear_conv_kernel_dim=draw.choice([2, 3, 4]), **biases(draw, "attention_bias"),
     )  # fmt: skip
+
+
+def experts(draw: Random, several: tuple[int, ...] = (2, 5, 12)) -> dict[str, Any]:
+    """And one that all tokens visit."""
+    n_expert = draw.choice(several)
+    return dict(
+        num_experts=n_expert, num_experts_per_tok=draw.randint(1, max(n_expert, 1)),
+        moe_intermediate_size=draw.choice([5, 9, 12]),
+        shared_expert_intermediate_size=draw.choice([6, 11]),
+    )  # fmt: skip
+
+
+def qwen3_next(draw: Random) -> dict[str, Any]:
+    config = hybrid(draw) | experts(draw, (0, 2, 5, 12))
+    return config | dict(
+        norm_topk_prob=draw.choice([False, True]), decoder_sparse_step=draw.choice([1, 1, 2]),
+        mlp_only_layers=draw.choice([None, [], [0], [config["num_hidden_layers"] - 1]]),
+    )  # fmt: skip
+
+
+def qwen3_5(draw: Random) -> dict[str, Any]:
+    """Files name three shares of the turned features, one each for frame, row and column."""
+    config = hybrid(draw)
+    if draw.choice([False, True]):
+        sections = dict(mrope_section=[2, 1, 1], mrope_interleaved=True)
+        config["rope_parameters"] = config["rope_parameters"] | sections
+    return config
+
+
+def qwen3_5_moe(draw: Random) -> dict[str, Any]:
+    return qwen3_5(draw) | experts(draw)
 
 
 def smollm3(draw: Random) -> dict[str, Any]:
@@ -388,6 +415,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family(qwen3_moe, Qwen3MoeForCausalLM),
     "deepseek_v3": Family(deepseek_v3, DeepseekV3ForCausalLM),
     "qwen3_next": Family(qwen3_next, Qwen3NextForCausalLM),
+    "qwen3_5_text": Family(qwen3_5, Qwen3_5ForCausalLM),
+    "qwen3_5_moe_text": Family(qwen3_5_moe, Qwen3_5MoeForCausalLM),
     "smollm3": Family(smollm3, SmolLM3ForCausalLM),
     "gemma3_text": Family(gemma3, Gemma3ForCausalLM),
     "gpt_oss": Family(gpt_oss, GptOssForCausalLM),
@@ -421,8 +450,8 @@ def several_seeds(number: int, quick: int = 5) -> list[Any]:
 
 
 def kinds(config: dict[str, Any]) -> list[str]:
-    """Those of its layers: Qwen3-Next has attention in every fourth, if it names none."""
-    if config["model_type"] == "qwen3_next":
+    """Those of its layers: a hybrid has attention in every fourth, if it names none."""
+    if "linear_num_key_heads" in config:
         every = [FULL if n % 4 == 3 else LINEAR for n in range(config["num_hidden_layers"])]
         return config.get("layer_types", every)
     return [FULL]

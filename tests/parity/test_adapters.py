@@ -17,6 +17,7 @@ from lm_from_scratch.weights.lora import adapters, add_lora_, backbone_linears, 
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft warns of what transformers deprecates
 
+WITH_EXPERTS = ["qwen3_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text"]
 every_family = pytest.mark.parametrize("family", PUBLISHED)
 IDX = token_ids(2, 7)
 
@@ -68,7 +69,7 @@ def test_peft_opens_adapters_on_every_map_and_computes_the_same(tmp_path, family
 def drawn_config(draw: Random, family: str, names: list[str]) -> dict[str, Any]:
     """Options of peft for some of the maps: those of an MLP beside experts are parameters there."""
     chosen = sorted(draw.sample(names, draw.randint(1, len(names))))
-    mixture = family in ("qwen3_moe", "deepseek_v3", "qwen3_next")
+    mixture = family in WITH_EXPERTS
     ends = ("gate_proj", "up_proj", "down_proj")
     parameters = [n for n in chosen if mixture and n.endswith(ends)]
     one = draw.choice(chosen)
@@ -109,7 +110,7 @@ def test_adapters_that_peft_wrote_compute_the_same_here(tmp_path, family, seed) 
     near(model(IDX).detach(), expected)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("family", WITH_EXPERTS[:3])  # whose experts peft finds by name
 def test_adapters_on_experts_are_refused_by_name(tmp_path, family) -> None:
     import peft
 

@@ -23,7 +23,7 @@ from model_families import (
     several_seeds,
     theirs,
 )
-from tiny_models import hf_twin, ours_from_hf, token_ids
+from tiny_models import enlarge_, hf_twin, ours_from_hf, token_ids
 from torch import Tensor
 
 from lm_from_scratch.attention.kinds import ATTENTION_KINDS, use_attention_
@@ -38,6 +38,7 @@ from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.instruments.record import record_attention, record_hidden_states
 from lm_from_scratch.models.qwen2 import FULL
+from lm_from_scratch.models.qwen3_next import LINEAR
 from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.targets import IGNORE
 from lm_from_scratch.training.loss import causal_lm_loss
@@ -157,7 +158,7 @@ def test_pieces_and_single_tokens_of_whole_and_of_padded_rows(family: str, seed:
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [(f, k) for f in FAMILIES for k in CACHES if f != "qwen3_next" or k != "paged"],
+    [(f, k) for f in FAMILIES for k in CACHES if k != "paged" or LINEAR not in kinds(drawn(f, 1))],
 )
 @torch.no_grad()
 def test_every_kind_of_cache(family: str, kind: str) -> None:
@@ -187,7 +188,10 @@ def test_greedy_text_of_padded_prompts(family: str, seed: int) -> None:
 slides = 4  # a seed at which some layer has a window, in these families
 SLIDING = {"mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "two thetas", "gpt_oss"}
 kinds_with_sinks = [
-    (f, k) for f in FAMILIES for k in ATTENTION_KINDS if f != "gpt_oss" or k in SINK_KINDS
+    (f, k)
+    for f in FAMILIES
+    for k in ATTENTION_KINDS
+    if (f != "gpt_oss" or k in SINK_KINDS) and FULL in kinds(drawn(f, slides))
 ]
 
 
@@ -260,6 +264,30 @@ def test_a_folder_goes_both_ways(family: str, seed: int, tmp_path) -> None:
     assert type(back) is type(twin)
     model = checkpoint.model.double()
     near(model(idx), Pair(model, back.eval().double()).theirs(idx).logits)
+
+
+@pytest.mark.parametrize("family", [family for family in PUBLISHED if family.endswith("_text")])
+@torch.no_grad()
+def test_the_part_for_text_of_a_model_for_pictures_is_read(family: str, tmp_path) -> None:
+    """And written as a folder of its own, which transformers reads as a model for text."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config, text = AutoConfig.for_model(family.removesuffix("_text")), drawn(family, slides)
+    for key in ("depth", "num_hidden_layers", "intermediate_size", "out_hidden_size"):
+        setattr(config.vision_config, key, 1)
+    config.text_config = AutoConfig.for_model(**text)
+    config.text_config._experts_implementation = "eager"
+    config.tie_word_embeddings = text["tie_word_embeddings"]
+    whole = AutoModelForImageTextToText.from_config(config).eval()
+    enlarge_(whole)
+    whole.save_pretrained(tmp_path / "whole")
+    checkpoint, idx = load_checkpoint(tmp_path / "whole"), token_ids(2, 12)
+    logits = checkpoint.model(idx)
+    near(logits, whole(idx, use_cache=False).logits, bound=5e-5)
+    save_pretrained(checkpoint.model, tmp_path / "text", published=checkpoint.published)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()
+    assert back.config.model_type == family
+    near(logits, back(idx, use_cache=False).logits, bound=5e-5)
 
 
 @published

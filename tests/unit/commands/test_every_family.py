@@ -36,6 +36,11 @@ DECODER = dict(
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, bos_token_id=0,
     eos_token_id=0, pad_token_id=None,
 )  # fmt: skip
+STATES = dict(
+    layer_types=["linear_attention", "full_attention"], head_dim=16, linear_num_key_heads=2,
+    linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
+    linear_conv_kernel_dim=3,
+)  # fmt: skip
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
 #: What a small ``config.json`` of each family says, with a layer of each kind that it has.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -45,10 +50,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": DECODER,
     "mistral": DECODER | dict(sliding_window=24),
     "qwen3": DECODER | dict(head_dim=12, tie_word_embeddings=True),
-    "qwen3_next": DECODER | EXPERTS | dict(
-        layer_types=["linear_attention", "full_attention"], head_dim=16, num_experts=4,
-        shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=4,
-        linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=3),
+    "qwen3_next": DECODER | EXPERTS | STATES | dict(
+        num_experts=4, shared_expert_intermediate_size=16),
+    "qwen3_5_text": DECODER | STATES | dict(tie_word_embeddings=True),
+    "qwen3_5_moe_text": DECODER | EXPERTS | STATES | dict(
+        num_experts=4, shared_expert_intermediate_size=16),
     "qwen3_moe": DECODER | EXPERTS | dict(head_dim=12, num_experts=4, mlp_only_layers=[0]),
     "deepseek_v3": DECODER | EXPERTS | dict(
         num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1, n_shared_experts=1,

@@ -10,13 +10,23 @@ from tiny_models import DEEPSEEK_V3, QWEN2, TINY
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.layers.experts import active_parameters
-from lm_from_scratch.models import gemma3, gpt2, gpt_oss, qwen2, qwen3, qwen3_moe, qwen3_next
+from lm_from_scratch.models import (
+    gemma3,
+    gpt2,
+    gpt_oss,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_moe,
+    qwen3_next,
+)
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
 from lm_from_scratch.models.smollm3 import SmolLM3Config
@@ -257,6 +267,11 @@ def test_what_no_file_can_say_is_not_written(config: Any, family: str | None, me
         (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-30B-A3B"]), "31", "3"),
         (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), "235", "22"),
         (Qwen3NextConfig(**qwen3_next.SIZES["Qwen3-Next-80B-A3B"]), "80", "3.6"),  # its name says 3
+        (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-0.8B"]), "0.8", None),
+        (Qwen3_5Config(), "9.0", None),
+        (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-27B"]), "27", None),
+        (Qwen3_5MoeConfig(), "35", "3"),
+        (Qwen3_5MoeConfig(**qwen3_5.MOE_SIZES["Qwen3.5-397B-A17B"]), "396", "16"),  # says 397
         (DeepseekV3Config(), "671", "37"),
         (GptOssConfig(**gpt_oss.SIZES["gpt-oss-20b"]), "20.9", "3.6"),
         (GptOssConfig(), "116.8", "5.1"),
@@ -279,8 +294,8 @@ def test_published_sizes_have_their_billions_of_parameters(
 
 
 def test_every_published_size_is_in_the_table() -> None:
-    modules = (gpt2, qwen2, qwen3, qwen3_moe, qwen3_next, gemma3, gpt_oss)
-    assert [len(module.SIZES) for module in modules] == [4, 3, 4, 2, 1, 4, 2]
+    modules = (gpt2, qwen2, qwen3, qwen3_moe, qwen3_next, qwen3_5, gemma3, gpt_oss)
+    assert [len(module.SIZES) for module in modules] == [4, 3, 4, 2, 1, 3, 4, 2]
 
 
 def test_the_defaults_of_deepseek_are_those_of_its_file() -> None:

@@ -27,6 +27,7 @@ from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
+from lm_from_scratch.models.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.models.qwen3_next import Qwen3NextConfig
 from lm_from_scratch.models.smollm3 import SmolLM3Config
@@ -37,19 +38,19 @@ from lm_from_scratch.weights.swap import swap_parameters_
 
 SIZES: dict[str, Any] = dict(vocab_size=97, block_size=64, n_layer=4, n_head=4, n_embd=32)
 DECODER = SIZES | dict(n_kv_head=2, head_dim=8, intermediate_size=40)
+STATES = dict(
+    partial_rotary_factor=0.5, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_key_head_dim=8, linear_value_head_dim=8,
+)  # fmt: skip
 EXPERTS = DECODER | dict(n_expert=4, top_k=2, expert_size=8)
 CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "gpt2": (GPT2Config, SIZES | dict(embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)),
     "qwen2": (Qwen2Config, DECODER),
     "qwen3": (Qwen3Config, DECODER),
     "qwen3_moe": (Qwen3MoeConfig, EXPERTS),
-    "qwen3_next": (
-        Qwen3NextConfig,
-        EXPERTS | dict(
-            shared_expert_size=8, partial_rotary_factor=0.5, linear_num_key_heads=2,
-            linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
-        ),
-    ),
+    "qwen3_next": (Qwen3NextConfig, EXPERTS | STATES | dict(shared_expert_size=8)),
+    "qwen3_5_text": (Qwen3_5Config, DECODER | STATES),
+    "qwen3_5_moe_text": (Qwen3_5MoeConfig, EXPERTS | STATES | dict(shared_expert_size=8)),
     "deepseek_v3": (
         DeepseekV3Config,
         SIZES | dict(
