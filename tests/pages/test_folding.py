@@ -131,3 +131,13 @@ def test_the_right_choice_is_known_by_its_beginning(caplog: pytest.LogCaptureFix
     for wrong in ("3", "the number"):
         assert lessons.place_of(wrong, question) == lessons.NONE
     assert len(caplog.records) == 2
+
+
+def test_what_the_first_block_draws_stands_above_it() -> None:
+    for drawn, first in ((nodes.raw("", "<svg>"), True), (nodes.container(), False)):
+        drawn["classes"].append("sphx-glr-script-out")
+        question = asked(drawn, nodes.literal_block("", "later", language="Python"), nodes.raw())
+        page, code = question.parent, question.parent[2]
+        lessons.show_picture_first(page)
+        assert page.index(drawn) == (2 if first else 3) and page.index(code) == (3 if first else 2)
+        assert isinstance(page[-1], nodes.raw)

@@ -3,8 +3,8 @@
 A paragraph that begins with "**Predict first.**" asks; a list below it are the choices. The answer
 is what the next block of code prints or draws, and the first paragraph after it. It is folded until
 its reader opens it; `predict.js` opens it at a choice, and says whether that was the right one,
-which the notes for teachers know. All of it works by the keyboard, most of it without scripts, and
-it is in HTML alone.
+which the notes for teachers know. A page begins with its picture: what its first block draws is
+above the code. All of it works by the keyboard, most of it without scripts; it is in HTML alone.
 """
 
 import re
@@ -101,6 +101,7 @@ class Fold(SphinxPostTransform):
                 logger.warning("nothing answers: %s", question.astext(), location=question)
         for number, question in enumerate(questions):
             offer_choices(question, f"choice-{number}")
+        show_picture_first(self.document)
         fold_code(self.document)
 
 
@@ -116,6 +117,17 @@ def is_output(node: nodes.Node) -> bool:
     if isinstance(node, nodes.raw):
         return True
     return isinstance(node, nodes.Element) and any("sphx-glr" in c for c in node.get("classes", []))
+
+
+def show_picture_first(document: nodes.document) -> None:
+    """A page begins with its picture: what its first block of code draws stands above the code."""
+    block = next(iter(document.findall(is_code)), None)
+    outputs = list(takewhile(is_output, below(block))) if block else []
+    if any(isinstance(node, nodes.raw) for node in outputs):
+        place = block.parent.index(block)
+        for node in outputs:
+            block.parent.remove(node)
+        block.parent.insert(place, outputs)
 
 
 def below(node: nodes.Node) -> list[nodes.Node]:
