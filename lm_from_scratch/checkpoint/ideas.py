@@ -412,6 +412,11 @@ def of_text(config: Config) -> Config:
     return {"model_type": f"{config.get('model_type')}_text"} | outer | dict(inner)
 
 
+def described(family: Family) -> list[Line]:
+    """The ideas that the default config of a family uses, or its code."""
+    return list(_lines(family.config, family))
+
+
 def _lines(config: Config, family: Family | None) -> Iterator[Line]:
     code = family.code if family else {}
     for name, idea in IDEAS.items():

@@ -1,14 +1,14 @@
 """What each family of decoders in `transformers` is made of, observed on the installed release.
 
-    python tests/helpers/family_scan.py [NAME ...]
+    python tests/helpers/family_scan.py [--write] [NAME ...]
 
-writes what it found into `families.json` of the package, which is committed: the site, the lesson
-and `describe` read that file. A family is every class for text in the mapping of causal language
-models, and every part for text of a model for pictures or sound too, that has RMSNorm or rotates.
-What its config says is read from the config
-(lm_from_scratch/checkpoint/ideas.py). The rest is observed on its model on the meta device: from
-names and shapes of modules and parameters, and from one pass, in which calls of the rotation and of
-the router are counted.
+says in what the installed release differs from `families.json` of the package: families, keys that
+no idea reads, lines of `describe`. With `--write` it also writes that file, which is committed: the
+site, the lesson and `describe` read it. A family is every class for text in the mapping of causal
+language models, and every part for text of a model for pictures or sound too, that has RMSNorm or
+rotates. What its config says is read from the config (lm_from_scratch/checkpoint/ideas.py). The
+rest is observed on its model on the meta device: from names and shapes of modules and parameters,
+and from one pass, in which calls of the rotation and of the router are counted.
 """
 
 import json
@@ -398,9 +398,87 @@ def written(found: Mapping[str, Any]) -> str:
     return f'{json.dumps(head)[:-1]}, "families": {{\n{families}\n}}}}\n'
 
 
+# ------------------------------------------------------------------------------- two releases
+
+
+class Watched(dict[str, Any]):
+    """A config that notes which of its keys are asked for."""
+
+    def __init__(self, config: Mapping[str, Any], asked: set[str]) -> None:
+        super().__init__(config)
+        self.asked = asked
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+def read_by_ideas(families: Mapping[str, Any]) -> set[str]:
+    """The keys that some idea asks a config for."""
+    asked = {*ideas.UNCOUNTED}
+    for one in families.values():
+        config = Watched(one["config"], asked)
+        for idea in ideas.IDEAS.values():
+            idea.read(config)
+    return asked
+
+
+def report(found: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
+    """In what a scan differs from what was kept of another, line by line."""
+    new, old = found["families"], kept["families"]
+    lines = [f"transformers {kept['transformers']} ({len(old)} families), then "
+             f"{found['transformers']} ({len(new)})"]  # fmt: skip
+
+    def section(title: str, entries: list[str]) -> None:
+        lines.extend(["", f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries)])
+
+    def said(name: str, families: Mapping[str, Any]) -> list[str]:
+        return [*map(str, ideas.described(ideas.Family(**families[name])))]
+
+    section(
+        "New families",
+        [
+            f"{name}: {', '.join(line.partition(':')[0] for line in said(name, new))}"
+            for name in sorted(new.keys() - old.keys())
+        ],
+    )
+    section("Families that are gone", sorted(old.keys() - new.keys()))
+    section(
+        "Families that could be built, and cannot now",
+        sorted({*found["left_out"]} - {*kept["left_out"]}),
+    )
+    known = {key for one in old.values() for key in one["config"]} | read_by_ideas(new)
+    section(
+        "Keys that no family had and no idea reads",
+        [
+            f"{name}: {key}={json.dumps(value)[:60]}"
+            for name, one in new.items()
+            for key, value in one["config"].items()
+            if key not in known
+        ],
+    )
+    changed = []
+    for name in new.keys() & old.keys():
+        before, after = said(name, old), said(name, new)
+        changed += [f"{name}: - {line}" for line in before if line not in after]
+        changed += [f"{name}: + {line}" for line in after if line not in before]
+    section("Lines of describe that changed", sorted(changed))
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    found = scan(names := sys.argv[1:])
+    write, names = "--write" in sys.argv, [name for name in sys.argv[1:] if name != "--write"]
+    kept, found = ideas.stored(), scan(names)
     if names:
-        found = ideas.stored() | {"families": ideas.stored()["families"] | found["families"]}
-    FILE.write_text(written(found), encoding="utf-8")
-    print(f"{len(found['families'])} families, {FILE.stat().st_size:,} bytes")
+        found |= {"left_out": kept["left_out"], "families": kept["families"] | found["families"]}
+    print(report(found, kept))
+    if write:
+        FILE.write_text(written(found), encoding="utf-8")

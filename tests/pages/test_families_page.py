@@ -105,6 +105,27 @@ def test_a_cache_grows_as_cached_numbers_says_or_is_not_counted(name: str) -> No
     assert ours == theirs
 
 
+def test_a_report_says_what_a_new_release_changed() -> None:
+    """Of what is stored, against an older store that lacks a family, a key and an idea."""
+    now = stored()
+    old = json.loads(json.dumps(now)) | {"transformers": "5.0.0", "left_out": []}
+    old["families"]["bygone"] = old["families"].pop("smollm3")
+    for family in old["families"].values():
+        family["config"].pop("full_attention_interval", None)
+        family["config"].pop("linear_conv_kernel_dim", None)
+    old["families"]["qwen3"]["code"] = {"gate": "each head is scaled"}
+    report = family_scan.report(now, old)
+    new, gone, left, keys, lines = (part.splitlines()[1:] for part in report.split("\n\n")[1:])
+    assert [line.split(":")[0].strip() for line in new] == ["smollm3"] and "Tied head" in new[0]
+    assert [line.strip() for line in gone] == ["bygone"]
+    assert [line.strip() for line in left] == sorted(now["left_out"])
+    assert keys and all("linear_conv_kernel_dim=" in line for line in keys)
+    assert [line.split(":")[1].strip()[:1] for line in lines] == ["+", "-"]
+    assert "QK-norm" in lines[0] and "Gated attention" in lines[1]
+    same = family_scan.report(now, now).splitlines()
+    assert all(line.endswith(": 0") for line in same[1:] if line)
+
+
 def test_every_idea_leads_to_a_page_of_the_course() -> None:
     assert {idea.page for idea in ideas.IDEAS.values()} <= set(pages.in_order())
 
