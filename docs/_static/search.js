@@ -9,11 +9,12 @@
   const PARTS = 0.6, BEGINNING = 0.5, ALIKE = 0.8; // of an identifier; of a word; of what means the same
   const MANY = 40, ENOUGH = 0.2; // results, and the share of the best score that one needs
   const COMMON = 10; // a heading of so many pages says nothing about one: Exercises, Summary
-  const IGNORED = new Set("vs versus do does did instead use using get keep make makes making explain explained explanation simple simply actually chatgpt llm llms ai work works tutorial tutorials like im want need tell please much many lot really way less should stand stands".split(" "));
+  const IGNORED = new Set("vs versus do does did instead use using get keep make makes making explain explained explanation simple simply actually chatgpt llm llms ai work works tutorial tutorials like im want need tell please much many lot really way less should stand stands behind intuition intuitively basically exactly quickly easily explaining mean means meaning example examples called help thing things something anything ever now got getting possible ok happen happens happening different difference differences trying tried anyone someone people might may try seem seems go goes going".split(" "));
   // Words that strangers use for each other.
   const SAME = ["big bigger large larger", "math maths mathematics", "fast faster quick quicker speed speedup", "memory vram ram",
     "parameter parameters param params", "gradient gradients grad", "attention attn", "perplexity ppl", "smaller small tiny"]
     .map((group) => group.split(" "));
+  const SPELT = [["iz", "is"], ["is", "iz"], ["yz", "ys"], ["or", "our"], ["our", "or"], ["ll", "l"]]; // in America, in Britain
   const LETTERS = [..."abcdefghijklmnopqrstuvwxyz"];
 
   let places = null; // what can be found: pages, each with its headings, and the entries of some pages
@@ -92,7 +93,8 @@
   // and if no text has the word, words that begin with it do, or that are spelt almost like it.
   function forms(word, joined) {
     const own = stem(word);
-    const same = [own, own.replace("iz", "is"), own.replace("is", "iz"), ...joined.map(stem)];
+    const spelt = SPELT.map(([one, other]) => stem(word.replace(one, other))); // before the stem: normalise and normalize have two
+    const same = [own, ...spelt, ...joined.map(stem)];
     const known = same.filter((form) => vocabulary.has(form)).map((form) => [form, 1]);
     SAME.filter((group) => group.includes(word)).flat().map(stem).forEach((form) => known.push([form, ALIKE]));
     if (known.length || own.length < 4) return known;

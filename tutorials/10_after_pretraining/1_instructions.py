@@ -7,7 +7,7 @@ form. Ask in words, as in a chat, and it babbles:
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/4_training", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["SFT", "instruction tuning", "supervised fine-tuning", "chat template", "ChatML", "apply_chat_template", "assistant mask", "completion only loss", "train on responses only", "prompt masking", "labels -100", "catastrophic forgetting", "pretraining vs fine-tuning", "base model vs instruct model", "base vs chat model", "how does a model learn to answer", "make a chatbot", "forgets after fine-tuning", "ask a question", "fine-tune on question and answer pairs", "chat with the model", "base model does not answer", "how to chat with it"]
+# sphinx_gallery_words = ["SFT", "instruction tuning", "supervised fine-tuning", "chat template", "ChatML", "apply_chat_template", "assistant mask", "completion only loss", "train on responses only", "prompt masking", "labels -100", "catastrophic forgetting", "pretraining vs fine-tuning", "base model vs instruct model", "base vs chat model", "how does a model learn to answer", "make a chatbot", "forgets after fine-tuning", "ask a question", "fine-tune on question and answer pairs", "chat with the model", "base model does not answer", "how to chat with it", "system prompt", "roles", "user and assistant", "from GPT to ChatGPT", "how was ChatGPT made", "ChatGPT training", "instruct model", "chat model", "follow instructions", "instruction following", "assistant", "question answering", "dialogue", "conversation", "im_start", "Alpaca", "reply", "make a model obey", "one task"]
 
 import copy
 from random import Random

@@ -8,7 +8,7 @@ times. A program marks each answer as right, 1, or wrong, 0. That number is the 
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/5_sampling", "../1_gpt2/4_training", "1_instructions"]
-# sphinx_gallery_words = ["GRPO", "REINFORCE", "policy gradient", "RLVR", "verifiable rewards", "reinforcement learning", "RLHF", "PPO", "advantage", "baseline", "reward hacking", "group relative policy optimization", "rollouts", "R1", "reasoning model training", "DeepSeek R1 training", "how does GRPO work", "PPO vs GRPO", "reinforcement learning for language models", "teach a model arithmetic", "reward function", "reward for math", "learn from right and wrong", "advantage explained", "RLVR vs RLHF"]
+# sphinx_gallery_words = ["GRPO", "REINFORCE", "policy gradient", "RLVR", "verifiable rewards", "reinforcement learning", "RLHF", "PPO", "advantage", "baseline", "reward hacking", "group relative policy optimization", "rollouts", "R1", "reasoning model training", "DeepSeek R1 training", "how does GRPO work", "PPO vs GRPO", "reinforcement learning for language models", "teach a model arithmetic", "reward function", "reward for math", "learn from right and wrong", "advantage explained", "RLVR vs RLHF", "RL", "RL fine-tuning", "cheating the reward", "model cheats", "gaming the reward", "trial and error", "learn by trying", "teach a model maths", "teach a model to reason", "reasoning", "thinking model", "o1", "entropy collapse", "exploration", "mode collapse", "all rewards equal", "score", "grader", "self-improvement"]
 
 import copy
 from itertools import islice

@@ -10,7 +10,7 @@ Our small model ``tasks`` has learned to add numbers of up to three digits. How 
 """
 
 # sphinx_gallery_needs = ["1_instructions", "../5_caching/1_why_cache"]
-# sphinx_gallery_words = ["tool use", "function calling", "tool calling", "tool_calls", "Toolformer", "calculator", "agent loop", "code interpreter", "hallucinated results", "can a language model do arithmetic", "can a language model calculate", "bad at maths", "agent", "external tools", "addition of long numbers"]
+# sphinx_gallery_words = ["tool use", "function calling", "tool calling", "tool_calls", "Toolformer", "calculator", "agent loop", "code interpreter", "hallucinated results", "can a language model do arithmetic", "can a language model calculate", "bad at maths", "agent", "external tools", "addition of long numbers", "multiply", "multiplication", "large numbers", "counting", "wrong sums", "bad at arithmetic", "bad at counting", "run code", "model runs code", "call an API", "API calls", "Python interpreter", "agents", "tool tokens", "use a search engine"]
 
 import copy
 from random import Random

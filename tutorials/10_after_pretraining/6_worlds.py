@@ -13,7 +13,7 @@ Below are the lines of a story: the room of everyone, and of the key, after each
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/5_sampling", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["linear probe", "probing", "world model", "state tracking", "bAbI", "TinyStories", "interpretability", "hallucination", "consistency", "does a language model understand", "does it think", "what does a model know", "common sense"]
+# sphinx_gallery_words = ["linear probe", "probing", "world model", "state tracking", "bAbI", "TinyStories", "interpretability", "hallucination", "consistency", "does a language model understand", "does it think", "what does a model know", "common sense", "just statistics", "stochastic parrot", "parrot", "reason", "can it reason", "mind of a model", "read the mind", "thoughts", "where is information stored", "knowledge stored in the weights", "inner state", "internal representation", "what is inside the vectors", "meaning", "comprehension", "understanding", "Othello"]
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.instruments.plot import GREY, figure

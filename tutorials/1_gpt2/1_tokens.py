@@ -10,7 +10,7 @@ below it is its *id*, and the ids are all that the model gets.
 """
 
 # sphinx_gallery_thumbnail_number = 2
-# sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "tiktoken", "strawberry", "trailing space", "byte pair encoding", "BPE merges", "merges.txt", "Ġ", "encode", "decode", "input_ids", "how many tokens", "how does a computer read text", "text into numbers", "count letters in a word", "what is a token", "tokens per word", "characters per token", "tokens and words", "split text into pieces", "train a tokenizer", "tokenize"]
+# sphinx_gallery_words = ["BPE", "subword", "vocab_size", "vocab.json", "tiktoken", "strawberry", "trailing space", "byte pair encoding", "BPE merges", "merges.txt", "Ġ", "encode", "decode", "input_ids", "how many tokens", "how does a computer read text", "text into numbers", "turn text into numbers", "letters into numbers", "count letters in a word", "what is a token", "tokens per word", "characters per token", "tokens and words", "split text into pieces", "train a tokenizer", "tokenize", "spelling backwards", "reverse a word", "upper case", "capital letters", "size of a vocabulary", "how large a vocabulary", "unknown words", "rare words", "out of vocabulary", "price per token", "cost of a prompt", "other languages", "misspelt words", "why not letters", "why not whole words", "GPT-4 tokenizer", "subwords explained", "numbers as tokens"]
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import gpt2 as drawings

@@ -8,7 +8,7 @@ the right.
 """
 
 # sphinx_gallery_needs = ["2_gpt2"]
-# sphinx_gallery_words = ["self-attention", "causal mask", "multi-head attention", "masked_fill", "tril", "Q K V", "attention mask", "-inf", "triu", "autoregressive mask", "look-ahead", "attention explained", "what is self-attention", "how do words influence each other", "query key value explained", "causal language model", "why a causal mask", "future tokens", "why softmax in attention", "dot product of query and key"]
+# sphinx_gallery_words = ["self-attention", "causal mask", "multi-head attention", "masked_fill", "tril", "Q K V", "attention mask", "-inf", "triu", "autoregressive mask", "look-ahead", "attention explained", "what is self-attention", "how do words influence each other", "query key value explained", "causal language model", "why a causal mask", "future tokens", "why softmax in attention", "dot product of query and key", "triangular mask", "lower triangular", "why several heads", "multi-head vs single-head", "intuition behind attention", "context", "words in context", "context of a word", "meaning of a word in its context", "ambiguous word", "pronoun", "look ahead", "cheat", "see the answer", "attention mechanism", "what do query key and value mean"]
 # sphinx_gallery_museum = ["G25"]
 import torch
 import torch.nn.functional as F

@@ -27,7 +27,7 @@ never takes a bad token, so its text should be the best that this model can writ
 # sphinx_gallery_thumbnail_number = 3
 # sphinx_gallery_needs = ["1_tokens", "2_gpt2"]
 # sphinx_gallery_museum = ["G9"]
-# sphinx_gallery_words = ["top_k", "top_p", "nucleus sampling", "greedy decoding", "do_sample", "repetition_penalty", "torch.multinomial", "argmax", "temperature", "softmax", "repeats itself", "how is the next word chosen", "more creative output", "randomness of the answer", "probability distribution over words", "one token at a time", "autoregressive", "generate text", "decoding strategies", "top-k vs top-p", "greedy vs sampling", "random output", "temperature explained"]
+# sphinx_gallery_words = ["top_k", "top_p", "nucleus sampling", "greedy decoding", "do_sample", "repetition_penalty", "torch.multinomial", "argmax", "temperature", "softmax", "repeats itself", "how is the next word chosen", "more creative output", "randomness of the answer", "probability distribution over words", "one token at a time", "autoregressive", "generate text", "decoding strategies", "top-k vs top-p", "greedy vs sampling", "random output", "temperature explained", "boring text", "too random", "crazy text", "less crazy", "creativity", "deterministic answer", "same answer every time", "different answer every time", "why not the most probable word", "pick the next token", "choose the next word", "temperature vs top-p", "settings for generation", "diverse texts", "variety", "min_p"]
 
 import textwrap
 

@@ -21,7 +21,7 @@ chapter 2 shows where the two differ.
 """
 
 # sphinx_gallery_needs = ["2_gpt2", "4_training"]
-# sphinx_gallery_words = ["visualize attention", "attention weights", "attention heatmap", "output_attentions", "BertViz", "interpretability", "what does each head do", "what is a head in attention", "look inside a model", "which words does the model look at", "explain a prediction", "attention pattern"]
+# sphinx_gallery_words = ["visualize attention", "attention weights", "attention heatmap", "output_attentions", "BertViz", "interpretability", "what does each head do", "what is a head in attention", "look inside a model", "which words does the model look at", "explain a prediction", "attention pattern", "pay attention to", "what the model pays attention to", "is attention an explanation", "roles of heads", "jobs of heads", "remove a head", "prune heads", "induction", "in-context learning", "few-shot", "copy a name", "why did the model say that", "visualise", "explainable AI", "XAI", "which words mattered", "saliency"]
 # sphinx_gallery_thumbnail_number = 1
 
 import torch

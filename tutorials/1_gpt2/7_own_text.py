@@ -16,7 +16,7 @@ file for each turtle command, and prints the beginning of one.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["4_training", "5_sampling"]
-# sphinx_gallery_words = ["own data", "custom dataset", "fine-tune on my text", "tiny shakespeare", "OpenWebText", "prepare dataset", "train on my own data", "write in my style", "train a chatbot on my messages", "small data set", "model trained on my notes", "fine-tune GPT-2", "how much text do I need", "poems", "train on my emails", "fine-tune on a CPU"]
+# sphinx_gallery_words = ["own data", "custom dataset", "fine-tune on my text", "tiny shakespeare", "OpenWebText", "prepare dataset", "train on my own data", "write in my style", "train a chatbot on my messages", "small data set", "model trained on my notes", "fine-tune GPT-2", "how much text do I need", "poems", "train on my emails", "fine-tune on a CPU", "WhatsApp", "chat logs", "book", "novel", "song lyrics", "songs", "company documents", "PDF files", "Wikipedia", "text files", "my own writing", "personal model", "personal language model", "private data", "write like me", "imitate my style", "custom data", "my data", "how many words", "how much data", "recipes", "jokes", "letters", "from scratch on my data", "domain-specific model"]
 import ast
 import sysconfig
 import tempfile

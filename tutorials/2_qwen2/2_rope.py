@@ -11,7 +11,7 @@ higher their score in attention.
 """
 
 # sphinx_gallery_needs = ["1_rms_norm", "../1_gpt2/2_gpt2"]
-# sphinx_gallery_words = ["rotary", "rotate_half", "position_ids", "freqs_cis", "rope_theta", "relative position", "apply_rotary_pos_emb", "inv_freq", "positional encoding", "word order", "order of the words", "how does the model know the position", "rotary embeddings explained", "absolute vs relative position", "why positional encoding", "position embedding", "rope base"]
+# sphinx_gallery_words = ["rotary", "rotate_half", "position_ids", "freqs_cis", "rope_theta", "relative position", "apply_rotary_pos_emb", "inv_freq", "positional encoding", "word order", "order of the words", "how does the model know the position", "rotary embeddings explained", "absolute vs relative position", "why positional encoding", "position embedding", "rope base", "base 10000", "10000", "theta", "complex numbers", "sinusoidal", "sine and cosine", "sinusoidal positional encoding", "learned positions", "rotate queries and keys", "why rotate", "distance between words", "shuffle the words", "permutation", "relative vs absolute", "RoPE formula", "angle", "angles", "frequency", "frequencies"]
 
 import copy
 

@@ -16,7 +16,7 @@ length. Every length predicts the same tokens. Longer pieces give more context, 
 get better.
 """
 
-# sphinx_gallery_words = ["rope_scaling", "NTK", "position interpolation", "context window", "long context", "linear scaling", "extend context length", "max_position_embeddings", "extrapolation", "maximum context length", "longer prompt than trained", "how long can a prompt be"]
+# sphinx_gallery_words = ["rope_scaling", "NTK", "position interpolation", "context window", "long context", "linear scaling", "extend context length", "max_position_embeddings", "extrapolation", "maximum context length", "longer prompt than trained", "how long can a prompt be", "read longer documents", "long documents", "longer than in training", "beyond the training length", "train short test long", "128k", "32k", "one million tokens", "extend the context", "context extension", "context length", "increase max_position_embeddings", "Llama 3.1", "dynamic NTK", "token indices sequence length is longer than the specified maximum", "prompt too long", "text too long", "whole book"]
 
 import copy
 import dataclasses

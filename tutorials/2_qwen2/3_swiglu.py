@@ -11,7 +11,7 @@ disc, the wider the gate is open.
 """
 
 # sphinx_gallery_needs = ["1_rms_norm", "2_rope"]
-# sphinx_gallery_words = ["GLU", "gate_proj", "up_proj", "down_proj", "MQA", "intermediate_size", "hidden size 8/3", "swish", "feed-forward", "FFN", "repeat_kv", "num_key_value_heads", "gated MLP", "feed-forward layer", "GELU vs SwiGLU", "grouped-query attention", "MHA vs GQA"]
+# sphinx_gallery_words = ["GLU", "gate_proj", "up_proj", "down_proj", "MQA", "intermediate_size", "hidden size 8/3", "swish", "feed-forward", "FFN", "repeat_kv", "num_key_value_heads", "gated MLP", "feed-forward layer", "GELU vs SwiGLU", "grouped-query attention", "MHA vs GQA", "activation function", "activation function in Llama", "ReLU", "SiLU", "ReLU vs GELU vs SiLU", "nonlinearity", "why a gate", "hidden layer", "MLP size", "fewer key heads", "fewer KV heads", "share keys", "num_key_value_heads meaning", "GQA explained", "MQA vs GQA", "GQA vs MHA", "intermediate size"]
 # sphinx_gallery_museum = ["M4"]
 # sphinx_gallery_thumbnail_number = 1
 

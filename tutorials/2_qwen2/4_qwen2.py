@@ -9,7 +9,7 @@ The course has one small model of each kind, trained on the same text. Here both
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "1_rms_norm", "2_rope", "3_swiglu"]
-# sphinx_gallery_words = ["Qwen", "from_pretrained", "modeling_qwen2", "config.json", "Qwen2.5", "Qwen2ForCausalLM", "model.safetensors", "load pretrained weights", "Llama architecture", "GPT-2 vs Llama", "difference between GPT-2 and modern models", "what changed since GPT-2", "Llama from scratch", "Qwen2 vs Llama", "implement Llama", "modern transformer"]
+# sphinx_gallery_words = ["Qwen", "from_pretrained", "modeling_qwen2", "config.json", "Qwen2.5", "Qwen2ForCausalLM", "model.safetensors", "load pretrained weights", "Llama architecture", "GPT-2 vs Llama", "difference between GPT-2 and modern models", "what changed since GPT-2", "Llama from scratch", "Qwen2 vs Llama", "implement Llama", "modern transformer", "old and new transformers", "old vs new transformers", "improvements since GPT-2", "implement Qwen", "Qwen from scratch", "Qwen explained", "Llama explained", "open-source model", "open-weight model", "LLaMA", "state of the art architecture", "how do today's models differ from GPT-2", "build Llama"]
 # sphinx_gallery_museum = ["Q1"]
 # sphinx_gallery_thumbnail_number = 2
 

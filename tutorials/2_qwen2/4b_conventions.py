@@ -597,7 +597,7 @@ assert signature.parameters["ignore_index"].default == IGNORE == -100
 # is popular in tests.
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["convert weights", "transposed weights", "Conv1D", "nn.Linear", "logits do not match", "Hugging Face differences", "shifted labels", "gelu_new", "padding_side", "attn_mask True"]
+# sphinx_gallery_words = ["convert weights", "transposed weights", "Conv1D", "nn.Linear", "logits do not match", "Hugging Face differences", "shifted labels", "gelu_new", "padding_side", "attn_mask True", "port weights", "convert from JAX", "TensorFlow weights", "port a model", "reimplementation differs", "outputs do not match", "my output differs from transformers", "different implementations", "transposed", "half-split or interleaved"]
 # sphinx_gallery_museum = ["G21"]
 ranked = sorted(table, key=lambda entry: entry[4])
 names = [entry[0] for entry in ranked]

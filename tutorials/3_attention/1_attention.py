@@ -9,7 +9,7 @@ query of ``␣an`` and nine keys, the last step what ``␣an`` receives.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/3_who_sees_whom"]
-# sphinx_gallery_words = ["scaled_dot_product_attention", "F.scaled_dot_product_attention", "online softmax", "tiling", "sqrt(d_k)", "attention memory", "O(n^2)", "query key value", "W_q W_k W_v", "attention in tiles", "attention step by step", "attention from scratch", "quadratic cost of attention", "memory efficient attention", "implement attention", "how does flash attention work", "attention formula"]
+# sphinx_gallery_words = ["scaled_dot_product_attention", "F.scaled_dot_product_attention", "online softmax", "tiling", "sqrt(d_k)", "attention memory", "O(n^2)", "query key value", "W_q W_k W_v", "attention in tiles", "attention step by step", "attention from scratch", "quadratic cost of attention", "memory efficient attention", "implement attention", "how does flash attention work", "attention formula", "scaled dot product attention", "softmax(QK^T/sqrt(d))V", "why is attention quadratic", "cost of attention", "attention without the matrix", "attention without storing the scores", "numerically stable", "where do q k v come from", "projection matrices", "similarity", "cosine similarity", "weighted average", "lookup", "dictionary", "worked example of attention", "attention by hand", "attention with numbers"]
 
 import math
 

@@ -12,7 +12,7 @@ a token that is looked at. Blue is visible.
 
 # sphinx_gallery_thumbnail_number = 4
 # sphinx_gallery_needs = ["1_attention", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["attention_mask", "sliding_window", "is_causal", "padding mask", "local attention", "Mistral", "boolean mask", "which tokens may be seen", "sliding window attention", "window of recent tokens", "SWA", "window size"]
+# sphinx_gallery_words = ["attention_mask", "sliding_window", "is_causal", "padding mask", "local attention", "Mistral", "boolean mask", "which tokens may be seen", "sliding window attention", "window of recent tokens", "SWA", "window size", "attention mask explained", "what is an attention mask", "causal and padding mask", "combine masks", "mask shape", "4D mask", "prefix LM", "bidirectional", "which token sees which", "boolean or float mask", "additive mask", "long texts differ", "hide tokens", "which tokens can see which", "who can see what"]
 # sphinx_gallery_museum = ["G2", "Q1", "Q2"]
 
 import torch

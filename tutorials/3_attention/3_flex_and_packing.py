@@ -11,7 +11,7 @@ ones are padding.
 
 # sphinx_gallery_thumbnail_number = 5
 # sphinx_gallery_needs = ["2_masks"]
-# sphinx_gallery_words = ["flex_attention", "create_block_mask", "BlockMask", "mask_mod", "packing", "document mask", "cross-contamination", "sequence packing", "short texts in one row", "avoid padding in training"]
+# sphinx_gallery_words = ["flex_attention", "create_block_mask", "BlockMask", "mask_mod", "packing", "document mask", "cross-contamination", "sequence packing", "short texts in one row", "avoid padding in training", "several samples in one row", "concatenate samples", "concatenate documents", "waste on padding", "wasted compute", "padding waste", "varlen", "cu_seqlens", "block diagonal mask", "BOS between documents", "several documents", "group by length", "bucketing", "efficient batches"]
 
 import torch
 

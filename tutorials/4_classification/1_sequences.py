@@ -15,7 +15,7 @@ which are on your disk. The name of the function would give the answer away, so 
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "../1_gpt2/4_training"]
-# sphinx_gallery_words = ["sequence classification", "text classification", "AutoModelForSequenceClassification", "spam classifier", "sentiment", "last token", "pad_token_id", "linear probe", "feature extraction", "spam detection", "sentiment analysis", "classify emails", "GPT as a classifier", "intent detection", "classify text", "text classifier", "fine-tune for classification", "label a text", "zero-shot"]
+# sphinx_gallery_words = ["sequence classification", "text classification", "AutoModelForSequenceClassification", "spam classifier", "sentiment", "last token", "pad_token_id", "linear probe", "feature extraction", "spam detection", "sentiment analysis", "classify emails", "GPT as a classifier", "intent detection", "classify text", "text classifier", "fine-tune for classification", "label a text", "zero-shot", "customer reviews", "product reviews", "movie reviews", "IMDB", "tweets", "topic classification", "categories", "categorise", "support tickets", "toxic comments", "detect language", "logistic regression", "features from a model", "BERT vs GPT", "decoder for classification", "which token to classify", "classifier head", "few labels", "fake news", "yes or no"]
 # sphinx_gallery_thumbnail_number = 3
 
 import torch

@@ -8,7 +8,7 @@ model's.
 """
 
 # sphinx_gallery_needs = ["1_sequences", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["token classification", "NER", "named entity recognition", "sequence labelling", "BIO tags", "word_ids", "subword labels", "offset_mapping", "labels -100", "find names in a text", "extract entities", "part-of-speech tagging", "syntax highlighting"]
+# sphinx_gallery_words = ["token classification", "NER", "named entity recognition", "sequence labelling", "BIO tags", "word_ids", "subword labels", "offset_mapping", "labels -100", "find names in a text", "extract entities", "part-of-speech tagging", "syntax highlighting", "names and places", "detect names", "person names", "addresses", "extract information", "information extraction", "anonymise", "tag each word", "label every word", "labels for each word", "label alignment", "colour code", "parse", "grammar"]
 # sphinx_gallery_museum = ["G7"]
 # sphinx_gallery_thumbnail_number = 1
 

@@ -14,7 +14,7 @@ Here is the race in Python, with the same small GPT-2 and 200 tokens. The two di
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "../1_gpt2/3_who_sees_whom", "../3_attention/2_masks"]
-# sphinx_gallery_words = ["past_key_values", "past_key_value", "use_cache", "cache size", "KV cache memory", "kv cache formula", "prefill and decode", "key value cache", "KV cache from scratch", "why no query cache", "why is generation slow", "how much memory does a long chat need", "prefill vs decode", "what is a KV cache", "speed up generation", "cache grows", "KV cache explained", "memory of the cache"]
+# sphinx_gallery_words = ["past_key_values", "past_key_value", "use_cache", "cache size", "KV cache memory", "kv cache formula", "prefill and decode", "key value cache", "KV cache from scratch", "why no query cache", "why is generation slow", "how much memory does a long chat need", "prefill vs decode", "what is a KV cache", "speed up generation", "cache grows", "KV cache explained", "memory of the cache", "prefill phase", "time to first token", "first token slow", "quadratic time", "avoid recomputing", "recompute the prompt", "re-read the prompt", "what is stored", "without a cache", "generation gets slower", "linear time", "remember the prompt", "model memory while writing"]
 
 import time
 

@@ -9,7 +9,7 @@ through a sentence, and watch all three:
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["1_why_cache", "../3_attention/2_masks"]
-# sphinx_gallery_words = ["DynamicCache", "StaticCache", "SlidingWindowCache", "rolling buffer", "ring buffer", "sliding window cache", "preallocated cache", "cache_position", "HybridCache", "forget old tokens", "cache that does not grow", "fixed size cache", "cache too large", "endless chat", "limit the cache"]
+# sphinx_gallery_words = ["DynamicCache", "StaticCache", "SlidingWindowCache", "rolling buffer", "ring buffer", "sliding window cache", "preallocated cache", "cache_position", "HybridCache", "forget old tokens", "cache that does not grow", "fixed size cache", "cache too large", "endless chat", "limit the cache", "which cache", "choose a cache", "which cache class", "out of space", "cache is full", "long chat", "infinite chat", "evict tokens", "drop old tokens", "preallocate", "torch.compile cache", "cuda graph", "maximum length of the cache"]
 
 from dataclasses import replace
 

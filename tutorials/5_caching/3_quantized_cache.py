@@ -11,7 +11,7 @@ and to 4 bits. Orange marks what the model writes differently.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["2_kinds_of_cache"]
-# sphinx_gallery_words = ["QuantizedCache", "KV cache quantization", "cache_implementation", "KIVI", "int8 cache", "reduce KV cache", "kv cache int4", "q8_0 cache", "compress the KV cache", "save cache memory"]
+# sphinx_gallery_words = ["QuantizedCache", "KV cache quantization", "cache_implementation", "KIVI", "int8 cache", "reduce KV cache", "kv cache int4", "q8_0 cache", "compress the KV cache", "save cache memory", "long chat out of memory", "cache larger than the model", "KV cache in 8 bits", "KV cache in 4 bits", "quantise keys and values", "fp8 cache", "does a quantised cache hurt", "less memory for long texts"]
 # sphinx_gallery_museum = ["M9"]
 import torch
 import torch.nn.functional as F

@@ -7,7 +7,7 @@ documentation. After *Add a*, it finds these tokens the likeliest:
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/5_sampling", "../5_caching/2_kinds_of_cache"]
-# sphinx_gallery_words = ["num_beams", "length_penalty", "early_stopping", "num_return_sequences", "greedy search", "beam width", "likeliest text", "find the most likely sentence", "beam search vs sampling", "beam search vs greedy", "best sequence", "top-k vs beam search"]
+# sphinx_gallery_words = ["num_beams", "length_penalty", "early_stopping", "num_return_sequences", "greedy search", "beam width", "likeliest text", "find the most likely sentence", "beam search vs sampling", "beam search vs greedy", "best sequence", "top-k vs beam search", "most probable sentence", "most likely text", "several candidates", "return several answers", "search tree", "exhaustive search", "beam search explained", "translation decoding", "why not beam search", "short outputs", "n-best", "top candidates"]
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped

@@ -7,7 +7,7 @@ small Qwen2 has written 41 tokens in only 17 passes. A bar ends a pass:
 """
 
 # sphinx_gallery_needs = ["../5_caching/1_why_cache", "../1_gpt2/5_sampling"]
-# sphinx_gallery_words = ["assistant_model", "draft model", "speculative sampling", "prompt lookup", "Medusa", "EAGLE", "num_assistant_tokens", "speed up generation with a small model", "several tokens per pass", "faster decoding", "use two models", "draft and verify", "does speculative decoding change the output"]
+# sphinx_gallery_words = ["assistant_model", "draft model", "speculative sampling", "prompt lookup", "Medusa", "EAGLE", "num_assistant_tokens", "speed up generation with a small model", "several tokens per pass", "faster decoding", "use two models", "draft and verify", "does speculative decoding change the output", "n-gram speculation", "prompt look-up decoding", "lookahead decoding", "guess ahead", "guess several tokens", "small model helps a large one", "speed up a large model", "small and large model together", "lossless speed-up", "same output faster", "assisted decoding", "draft tokens"]
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped

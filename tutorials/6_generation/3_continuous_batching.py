@@ -11,7 +11,7 @@ twelve answers of our small Qwen2. The numbers are the requests.
 """
 
 # sphinx_gallery_needs = ["../5_caching/1_why_cache", "../5_caching/4_padded_batches"]
-# sphinx_gallery_words = ["vLLM", "PagedAttention", "in-flight batching", "iteration-level scheduling", "static batching", "serving", "inference server", "concurrent requests", "dynamic batching", "serve many users", "several requests at once", "prefix caching", "paged attention", "how does vLLM work", "throughput", "block size", "many prompts at once"]
+# sphinx_gallery_words = ["vLLM", "PagedAttention", "in-flight batching", "iteration-level scheduling", "static batching", "serving", "inference server", "concurrent requests", "dynamic batching", "serve many users", "several requests at once", "prefix caching", "paged attention", "how does vLLM work", "throughput", "block size", "many prompts at once", "system prompt shared", "shared prompt", "prompt caching", "cache the prompt", "requests", "queue", "scheduler", "users at the same time", "many users", "latency", "latency vs throughput", "GPU utilisation", "server for a model", "SGLang", "TGI", "batching explained"]
 from lm_from_scratch.drawings import generation as drawings
 
 lengths = [4, 24, 7, 4, 24, 6, 24, 6, 4, 3, 15, 4]  # tokens of the answers

@@ -8,7 +8,7 @@ the lowest place. Each dot is a step of an *optimizer*, a rule that turns gradie
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/4_training"]
-# sphinx_gallery_words = ["Adam vs AdamW", "Adam optimizer explained", "torch.optim.AdamW", "decoupled weight decay", "L2 regularization", "betas", "SGD momentum", "RMSProp", "optimizer from scratch", "SGD vs Adam", "momentum explained", "why Adam", "what does an optimizer do", "step size of each weight", "write an optimizer", "custom optimizer", "learning rate of Adam", "bias correction", "first and second moment", "why divide by the root", "weight decay explained"]
+# sphinx_gallery_words = ["Adam vs AdamW", "Adam optimizer explained", "torch.optim.AdamW", "decoupled weight decay", "L2 regularization", "betas", "SGD momentum", "RMSProp", "optimizer from scratch", "SGD vs Adam", "momentum explained", "why Adam", "what does an optimizer do", "step size of each weight", "write an optimizer", "custom optimizer", "learning rate of Adam", "bias correction", "first and second moment", "why divide by the root", "weight decay explained", "Adam", "Adam explained", "Adam epsilon", "beta1 beta2", "betas explained", "L2 vs weight decay", "gradient descent with momentum", "SGD", "adaptive learning rate", "how are weights updated", "update rule", "optimizer comparison", "which optimizer", "RMSprop vs Adam", "running average", "moving average", "regularisation"]
 import torch
 from torch.optim import SGD, Adam
 

@@ -8,7 +8,7 @@ top of the other, bring the training onto one consumer card:
 """
 
 # sphinx_gallery_needs = ["1_adamw"]
-# sphinx_gallery_words = ["low-rank gradient", "GaLoreAdamW", "galore_adamw", "optim_target_modules", "galore_rank", "update_proj_gap", "subspace switching", "7B on 24 GB", "RTX 4090", "GaLore explained", "train with less memory", "optimizer memory"]
+# sphinx_gallery_words = ["low-rank gradient", "GaLoreAdamW", "galore_adamw", "optim_target_modules", "galore_rank", "update_proj_gap", "subspace switching", "7B on 24 GB", "RTX 4090", "GaLore explained", "train with less memory", "optimizer memory", "memory-efficient full fine-tuning", "full fine-tuning on one GPU", "full-parameter training", "alternative to LoRA", "not LoRA", "consumer GPU", "gaming GPU", "project the gradient", "singular value decomposition", "SVD", "low-rank training", "pretrain with little memory", "compress the optimizer", "large model small GPU"]
 import torch
 
 from lm_from_scratch.drawings import optimizers as drawings

@@ -8,7 +8,7 @@ weights, with 16 directions:
 """
 
 # sphinx_gallery_needs = ["2_galore"]
-# sphinx_gallery_words = ["Adafactor", "GaLore memory", "fine-tuning on one GPU", "GaLore loss", "GaLore vs AdamW", "galore_rank", "galore_scale", "galore_update_proj_gap"]
+# sphinx_gallery_words = ["Adafactor", "GaLore memory", "fine-tuning on one GPU", "GaLore loss", "GaLore vs AdamW", "galore_rank", "galore_scale", "galore_update_proj_gap", "does GaLore work", "GaLore vs full training", "choose the rank of GaLore", "how often to update the projection", "GaLore convergence", "GaLore hyperparameters"]
 from lm_from_scratch.drawings import optimizers as drawings
 
 drawings.optimizer_state(64, 64, rank=16)

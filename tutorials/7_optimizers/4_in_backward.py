@@ -8,7 +8,7 @@ in every training loop, and below it the same pass without waiting.
 """
 
 # sphinx_gallery_needs = ["1_adamw", "2_galore"]
-# sphinx_gallery_words = ["CUDA out of memory", "OutOfMemoryError", "OOM", "training memory", "peak memory", "register_post_accumulate_grad_hook", "LOMO", "zero_grad", "optimizer in backward", "fused backward pass", "fit a larger model on my GPU", "not enough GPU memory", "reduce training memory", "save memory in training", "out of memory"]
+# sphinx_gallery_words = ["CUDA out of memory", "OutOfMemoryError", "OOM", "training memory", "peak memory", "register_post_accumulate_grad_hook", "LOMO", "zero_grad", "optimizer in backward", "fused backward pass", "fit a larger model on my GPU", "not enough GPU memory", "reduce training memory", "save memory in training", "out of memory", "free gradients", "gradients take memory", "release memory", "memory of gradients", "fits almost", "bigger batch", "bigger model", "backward hook", "update during backward", "gradient accumulation memory", "set_to_none", "less memory without slower training"]
 from lm_from_scratch.drawings import optimizers as drawings
 
 drawings.gradient_lives(["block 2", "block 1", "block 0", "embedding"])

@@ -10,7 +10,7 @@ The shipped GPT-2 reads 16 pieces of Python's documentation. Here is the gradien
 """
 
 # sphinx_gallery_needs = ["3_galore_training"]
-# sphinx_gallery_words = ["Newton-Schulz", "orthogonalized momentum", "torch.optim.Muon", "zeropower_via_newtonschulz5", "Muon vs AdamW", "Shampoo", "msign", "Moonlight", "Kimi K2 optimizer", "MuonClip", "better than Adam", "orthogonalise the update"]
+# sphinx_gallery_words = ["Newton-Schulz", "orthogonalized momentum", "torch.optim.Muon", "zeropower_via_newtonschulz5", "Muon vs AdamW", "Shampoo", "msign", "Moonlight", "Kimi K2 optimizer", "MuonClip", "better than Adam", "orthogonalise the update", "matrix optimizer", "orthogonal update", "orthogonalize gradient", "newest optimizer", "modern optimizer", "optimizer of nanoGPT speedrun", "which parameters for Muon", "faster than AdamW", "best optimizer", "spectral norm", "singular values of the update"]
 import matplotlib.pyplot as plt
 import torch
 

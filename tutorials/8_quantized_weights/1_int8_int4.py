@@ -16,7 +16,7 @@ The function ``rounded`` does it in five lines, which are explained below. First
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2", "../1_gpt2/4_training"]
-# sphinx_gallery_words = ["load_in_4bit", "load_in_8bit", "NF4", "group_size", "zero point", "GPTQ", "AWQ", "post-training quantization", "absmax", "quantization", "quantized model", "asymmetric", "make a model smaller", "compress a model", "4-bit quantization explained", "run a large model on a small machine", "reduce model size", "shrink a model", "quantise a model", "what is quantization", "8-bit vs 4-bit", "how many bits"]
+# sphinx_gallery_words = ["load_in_4bit", "load_in_8bit", "NF4", "group_size", "zero point", "GPTQ", "AWQ", "post-training quantization", "absmax", "quantization", "quantized model", "asymmetric", "make a model smaller", "compress a model", "4-bit quantization explained", "run a large model on a small machine", "reduce model size", "shrink a model", "quantise a model", "what is quantization", "8-bit vs 4-bit", "how many bits", "per-channel scale", "per-channel quantization", "per-row scale", "bits per weight", "lower precision", "rounding weights", "low-bit", "lossy compression", "smaller file", "fits on my laptop", "fewer bits", "quality loss of 4 bits", "float32 to int8", "dequantize", "large model on a laptop"]
 import copy
 
 import torch

@@ -10,7 +10,7 @@ Here the shipped GPT-2's table of tokens has five *holders*: a variable, a list,
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "../1_gpt2/4_training"]
-# sphinx_gallery_words = ["swap_tensors", "torch.utils.swap_tensors", "replace a parameter", "tied weights lost", "weight.data =", "change the weights of a model", "optimizer holds the old parameter", "change a weight in place"]
+# sphinx_gallery_words = ["swap_tensors", "torch.utils.swap_tensors", "replace a parameter", "tied weights lost", "weight.data =", "change the weights of a model", "optimizer holds the old parameter", "change a weight in place", "set a weight by hand", "set the weight of a layer", "overwrite weights", "assign a new tensor", "assign a tensor to a module", "in-place change of a weight", "edit weights", "modify weights", "references to the old tensor", "cannot assign as parameter", "copy_"]
 import torch
 from torch import nn
 

@@ -8,7 +8,7 @@ calls ``backward`` and ``step``, and carries on. But look who holds the model's 
 """
 
 # sphinx_gallery_needs = ["2_swapping_tensors"]
-# sphinx_gallery_words = ["model.to", "optimizer not updating", "weights not updating", "loss does not decrease", "loss not changing", "set_swap_module_params_on_conversion", "load_state_dict assign=True", "optimizer before model.to", "to_empty", "meta device"]
+# sphinx_gallery_words = ["model.to", "optimizer not updating", "weights not updating", "loss does not decrease", "loss not changing", "set_swap_module_params_on_conversion", "load_state_dict assign=True", "optimizer before model.to", "to_empty", "meta device", "loss stays constant", "loss is flat", "loss does not change at all", "parameters not training", "parameters do not update", "nothing is learned", "model.half", "half precision after the optimizer", "model.cuda after optimizer", "move a model to the GPU", "requires_grad but no change", "optimizer has the wrong parameters"]
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -10,7 +10,7 @@ Here is one weight of the shipped GPT-2 after ``quantize_`` from the lesson on `
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "2_swapping_tensors", "3_conversions"]
-# sphinx_gallery_words = ["tensor subclass", "__torch_dispatch__", "__torch_function__", "wrapper subclass", "_make_wrapper_subclass", "quantize weights", "torchao", "deepcopy quantized model", "int8 linear layer", "store weights in int8"]
+# sphinx_gallery_words = ["tensor subclass", "__torch_dispatch__", "__torch_function__", "wrapper subclass", "_make_wrapper_subclass", "quantize weights", "torchao", "deepcopy quantized model", "int8 linear layer", "store weights in int8", "custom tensor type", "custom tensor class", "subclass torch.Tensor", "override torch operations", "override operators", "operator overloading", "dequantize on the fly", "quantised linear layer", "int8 Linear", "NotImplementedError"]
 import copy
 
 import torch

@@ -10,7 +10,7 @@ Here is one weight, drawn to scale:
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "4_quantized_weight", "../7_optimizers/1_adamw"]
-# sphinx_gallery_words = ["QLoRA", "PEFT", "lora_alpha", "lora_r", "LoRA rank", "LoRA alpha", "target_modules", "fine-tuning", "fine-tune a quantized model", "merge_and_unload", "low-rank adaptation", "adapter", "LoRA from scratch", "parameter-efficient fine-tuning", "fine-tune on one GPU", "cheap fine-tuning", "LoRA explained", "fine-tune a large model on a small GPU", "LoRA for Llama", "LoRA for Qwen", "choose the rank", "LoRA vs full fine-tuning", "what is LoRA", "fine-tune without forgetting", "fine-tune on a CPU"]
+# sphinx_gallery_words = ["QLoRA", "PEFT", "lora_alpha", "lora_r", "LoRA rank", "LoRA alpha", "target_modules", "fine-tuning", "fine-tune a quantized model", "merge_and_unload", "low-rank adaptation", "adapter", "LoRA from scratch", "parameter-efficient fine-tuning", "fine-tune on one GPU", "cheap fine-tuning", "LoRA explained", "fine-tune a large model on a small GPU", "LoRA for Llama", "LoRA for Qwen", "choose the rank", "LoRA vs full fine-tuning", "what is LoRA", "fine-tune without forgetting", "fine-tune on a CPU", "train few parameters", "train only a few parameters", "trainable parameters", "small fine-tuning", "fine-tune without much memory", "fine-tuning in 4 bits", "learn something new", "new knowledge", "add knowledge", "low-rank matrices", "LoRA adapters", "swap adapters", "fine-tune Llama"]
 import unicodedata
 
 import torch

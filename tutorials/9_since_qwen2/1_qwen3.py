@@ -8,7 +8,7 @@ looks back from *first*, as it was trained, and then with its scores three and t
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/4_training"]
-# sphinx_gallery_words = ["QK-norm", "qk_norm", "q_norm", "k_norm", "query-key normalization", "Qwen3", "Llama", "Mistral", "attention logits explode", "training instability", "loss spike", "head_dim", "Llama config", "Qwen2 vs Qwen3", "attention logits too large"]
+# sphinx_gallery_words = ["QK-norm", "qk_norm", "q_norm", "k_norm", "query-key normalization", "Qwen3", "Llama", "Mistral", "attention logits explode", "training instability", "loss spike", "head_dim", "Llama config", "Qwen2 vs Qwen3", "attention logits too large", "normalise queries and keys", "why no bias", "bias in q k v", "softcap", "logit soft-capping", "scores explode", "training blows up", "large scores", "unstable training", "attention entropy", "saturated softmax", "one-hot attention"]
 # sphinx_gallery_thumbnail_number = 1
 
 import math

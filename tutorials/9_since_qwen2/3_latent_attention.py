@@ -11,7 +11,7 @@ Here is what one token costs in four published models, in all blocks together, a
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../5_caching/1_why_cache", "../2_qwen2/2_rope", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["MLA", "DeepSeek", "latent attention", "kv_lora_rank", "absorbed weights", "weight absorption", "decoupled RoPE", "compressed KV cache", "DeepSeek KV cache size", "MHA GQA MQA MLA", "q_lora_rank", "smaller KV cache", "how does DeepSeek save memory", "MLA explained", "MHA vs GQA vs MLA", "compress keys and values"]
+# sphinx_gallery_words = ["MLA", "DeepSeek", "latent attention", "kv_lora_rank", "absorbed weights", "weight absorption", "decoupled RoPE", "compressed KV cache", "DeepSeek KV cache size", "MHA GQA MQA MLA", "q_lora_rank", "smaller KV cache", "how does DeepSeek save memory", "MLA explained", "MHA vs GQA vs MLA", "compress keys and values", "low-rank keys and values", "latent vector", "DeepSeek V2", "DeepSeek V3", "DeepSeek R1", "DeepSeek architecture", "compress the cache", "up-projection", "absorb a matrix", "smaller cache than GQA", "long chat memory"]
 import torch
 import torch.nn.functional as F
 

@@ -8,7 +8,7 @@ more score without a value, does most of the weight go to nothing:
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../1_gpt2/6_attention_maps", "../5_caching/2_kinds_of_cache"]
-# sphinx_gallery_words = ["attention sink", "StreamingLLM", "gpt-oss", "learned sink", "s_aux", "softmax off by one", "gated attention", "Qwen3-Next", "massive activations", "null attention", "sliding window first token", "attention to the first token"]
+# sphinx_gallery_words = ["attention sink", "StreamingLLM", "gpt-oss", "learned sink", "s_aux", "softmax off by one", "gated attention", "Qwen3-Next", "massive activations", "null attention", "sliding window first token", "attention to the first token", "attend to nothing", "nothing to look at", "head with nothing to do", "softmax sums to one", "infinite streaming", "streaming", "streaming LLM", "endless text", "first token gets attention", "sigmoid gate", "bias in softmax", "off by one softmax", "BOS attention"]
 # sphinx_gallery_thumbnail_number = 1
 
 import torch

@@ -11,7 +11,7 @@ Here is a game for a small model. In each row of tokens, every letter has a numb
 
 # sphinx_gallery_needs = ["../2_qwen2/2_rope", "1_qwen3"]
 # sphinx_gallery_thumbnail_number = 2
-# sphinx_gallery_words = ["partial RoPE", "partial_rotary_factor", "NoPE", "no_rope_layers", "rope_local_base_freq", "SmolLM3", "rotary_dim", "length extrapolation", "iRoPE"]
+# sphinx_gallery_words = ["partial RoPE", "partial_rotary_factor", "NoPE", "no_rope_layers", "rope_local_base_freq", "SmolLM3", "rotary_dim", "length extrapolation", "iRoPE", "no position embedding", "without positional encoding", "no positional encoding", "rotate half the dimensions", "half of the dimensions", "part of the features", "local and global layers", "position encoding in new models", "Gemma 3", "Llama 4", "long context positions"]
 
 import matplotlib.pyplot as plt
 import torch

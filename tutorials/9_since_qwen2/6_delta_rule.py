@@ -11,7 +11,7 @@ its answer is compared with the new value *bytes*, and the difference is written
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../5_caching/1_why_cache"]
-# sphinx_gallery_words = ["linear attention", "gated delta rule", "Gated DeltaNet", "DeltaNet", "Qwen3-Next", "hybrid attention", "recurrent state", "fast weights", "state space model", "RNN vs transformer", "alternative to attention", "constant memory", "infinite context", "Mamba"]
+# sphinx_gallery_words = ["linear attention", "gated delta rule", "Gated DeltaNet", "DeltaNet", "Qwen3-Next", "hybrid attention", "recurrent state", "fast weights", "state space model", "RNN vs transformer", "alternative to attention", "constant memory", "infinite context", "Mamba", "recurrent", "recurrent transformer", "linear time", "memory of fixed size", "Kimi Linear", "RWKV", "RetNet", "faster than attention", "replace attention", "overwrite a memory", "associative memory", "forget gate", "decay", "very long texts", "no KV cache", "successor of the transformer", "future of transformers"]
 
 import torch
 import torch.nn.functional as F

@@ -7,7 +7,7 @@ that of the last token, in the last block. Darker means more weight. The 16 larg
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2", "../3_attention/2_masks"]
-# sphinx_gallery_words = ["DeepSeek sparse attention", "DSA", "lightning indexer", "top-k attention", "index_topk", "long context attention", "attention for very long texts", "skip most keys"]
+# sphinx_gallery_words = ["DeepSeek sparse attention", "DSA", "lightning indexer", "top-k attention", "index_topk", "long context attention", "attention for very long texts", "skip most keys", "DeepSeek V3.2", "V3.2", "attend to important tokens", "only important tokens", "select keys", "choose keys", "which keys matter", "cheap long context", "ignore most tokens", "pick tokens", "attention cost", "Longformer", "BigBird", "block sparse", "DeepSeek-V3.2"]
 
 import time
 

@@ -8,7 +8,7 @@ tokens after the next?
 """
 
 # sphinx_gallery_needs = ["../6_generation/2_speculative_decoding", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["MTP", "num_nextn_predict_layers", "nextn", "self-speculative decoding", "EAGLE", "Medusa", "DeepSeek-V3", "use_mtp", "predict several tokens at once"]
+# sphinx_gallery_words = ["MTP", "num_nextn_predict_layers", "nextn", "self-speculative decoding", "EAGLE", "Medusa", "DeepSeek-V3", "use_mtp", "predict several tokens at once", "predict further ahead", "two tokens at once", "several tokens ahead", "more than one token", "more than the next word", "look further ahead", "extra heads", "future tokens", "additional head", "draft without a second model"]
 import torch
 
 from lm_from_scratch.cache.interface import NO_CACHE

@@ -7,7 +7,7 @@ Qwen3-Next, a model of 80 billion parameters. Each coloured group is an idea, an
 """
 
 # sphinx_gallery_needs = ["1_qwen3", "../5_caching/1_why_cache"]
-# sphinx_gallery_words = ["config.json", "AutoConfig", "architecture", "Qwen3-Next", "DeepSeek-V3", "gpt-oss", "SmolLM3", "active parameters", "A3B", "num_experts_per_tok", "kv_lora_rank", "layer_types", "no_rope_layers", "what do the fields of a config mean", "read a model card", "compare architectures", "which layers does a model have", "Qwen vs Llama"]
+# sphinx_gallery_words = ["config.json", "AutoConfig", "architecture", "Qwen3-Next", "DeepSeek-V3", "gpt-oss", "SmolLM3", "active parameters", "A3B", "num_experts_per_tok", "kv_lora_rank", "layer_types", "no_rope_layers", "what do the fields of a config mean", "read a model card", "compare architectures", "which layers does a model have", "Qwen vs Llama", "head_dim", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "meaning of config fields", "number of parameters from a config", "memory of a model from its config", "which models use MLA", "which models use MoE", "model zoo", "size of a model", "total parameters", "understand an architecture", "Kimi", "MiniMax", "GLM", "Gemma"]
 # sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
