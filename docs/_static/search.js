@@ -9,17 +9,28 @@
   const PARTS = 0.6, BEGINNING = 0.5, ALIKE = 0.8; // of an identifier; of a word; of what means the same
   const MANY = 40, ENOUGH = 0.2; // results, and the share of the best score that one needs
   const COMMON = 10; // a heading of so many pages says nothing about one: Exercises, Summary
-  const IGNORED = new Set("vs versus do does did instead use using get keep make makes making explain explained explanation simple simply actually chatgpt llm llms ai work works tutorial tutorials like im want need tell please much many lot really way less should stand stands behind intuition intuitively basically exactly quickly easily explaining mean means meaning example examples called help thing things something anything ever now got getting possible ok happen happens happening different difference differences trying tried anyone someone people might may try seem seems go goes going".split(" "));
+  const IGNORED = new Set("vs versus do does did instead use using get keep make makes making explain explained explanation simple simply actually chatgpt llm llms ai work works tutorial tutorials like im want need tell please much many lot really way less should stand stands behind intuition intuitively basically exactly quickly easily explaining mean means meaning example examples called help thing things something anything ever now got getting possible ok happen happens happening different difference differences trying tried pytorch method methods best usage consumption affect point know knows knowing together take takes took better advantages disadvantages benefit benefits purpose reasons preferred normal anyone someone people might may try seem seems go goes going".split(" "));
   // Words that strangers use for each other.
-  const SAME = ["big bigger large larger", "math maths mathematics", "fast faster quick quicker speed speedup", "memory vram ram",
-    "parameter parameters param params", "gradient gradients grad", "attention attn", "perplexity ppl", "smaller small tiny"]
-    .map((group) => group.split(" "));
+  const SAME = ["big bigger large larger huge giant massive", "math maths mathematics arithmetic sum algebra", "fast faster quick quicker speed speedup runtime", "memory vram ram",
+    "parameter param", "gradient grad slope", "attention attn", "perplexity ppl", "small smaller tiny short shorter little", "gpu graphics nvidia", "idle bored unused", "bug mistake flaw",
+    "choose pick select decide chosen", "interrupt resume continue stopped pause", "inference generation generate", "padding pad filler", "past cache", "slow slower slowly forever ages hours",
+    "delete remove drop", "picture image photo", "conversation chat dialogue dialog message talk", "robot chatbot bot", "circle loop", "calculate compute", "draw plot visualise visualize", "example sample",
+    "nonsense gibberish garbage rubbish junk stupid weird strange", "laptop notebook computer pc machine", "answer reply response", "data dataset corpus", "cost price expensive cheap cheaper money",
+    "crash killed crashed", "teach teacher lecturer professor", "half fp16 float16", "bf16 bfloat16", "optimizer optim", "layer block", "train trained", "neuron neural", "compress shrink squeeze",
+    "unstable diverge explode", "equal tie", "checkpoint ckpt", "huggingface transformers hf", "email mail inbox", "polite manners behave behaviour kind friendly rude nice", "clever smart intelligent good quality",
+    "remember memorise recall", "forget unlearn", "speak talk say write", "sort classify categorise assign folder", "invent hallucinate lie", "copy imitate mimic style", "guess predict prediction forecast",
+    "people users persons customers", "begin start beginning", "finish end stop", "cut truncate truncated", "hidden inner inside internal", "broken wrong incorrect bad", "stuck flat constant plateau",
+    "random chance dice luck", "boring dull repetitive", "creative imaginative", "same identical alike", "understand comprehend", "think reason reasoning", "spelling spell letters characters",
+    "homework assignment exercise", "solution solved", "beginner newbie novice dummies", "book novel literature", "author writer", "phone mobile smartphone tablet", "free gratis", "mac macbook apple",
+    "download fetch", "split divide distribute spread", "merge combine join fuse", "parallel simultaneously", "wait waiting latency", "energy power electricity", "size gigabytes gb megabytes",
+    "student pupil",
+    "cheat hack trick", "instruct instruction command obey", "translate translation", "language german french spanish chinese", "output produce"];
   const SPELT = [["iz", "is"], ["is", "iz"], ["yz", "ys"], ["or", "our"], ["our", "or"], ["ll", "l"]]; // in America, in Britain
   const LETTERS = [..."abcdefghijklmnopqrstuvwxyz"];
 
   let places = null; // what can be found: pages, each with its headings, and the entries of some pages
   let vocabulary = null; // the stems of all words
-  let stemmer = null;
+  let stemmer = null, alike = null; // the groups of SAME, in stems
 
   // The words of a text that count; a single digit is on most pages.
   const counts = (word) => !stopwords.has(word) && !IGNORED.has(word);
@@ -41,6 +52,7 @@
   function read() {
     const index = Search._index;
     stemmer = new Stemmer();
+    alike = SAME.map((group) => group.split(" ").map(stem));
     const pages = index.docnames.map((name, file) => {
       const { weight, words, entries } = PLACES[name];
       const names = [line(index.titles[file].replace(/^\d+\. /, "")), ...lines(words)];
@@ -64,7 +76,7 @@
       }));
     places = pages.slice();
     pages.filter((page) => page.entries).forEach((page) => {
-      Object.assign(page, { names: page.names.slice(0, 1), headings: [], text: new Set() }); // its entries have them
+      Object.assign(page, { headings: [], text: new Set() }); // its entries have them
       page.entries.forEach(([weight, anchor, title, text, words]) => {
         const names = [line(title), ...lines(words)];
         const own = new Set(stems(text).stems);
@@ -92,11 +104,13 @@
   // A word of the query as the index may have it, with how well that fits: quantize is quantise too,
   // and if no text has the word, words that begin with it do, or that are spelt almost like it.
   function forms(word, joined) {
+    if (/^\d+b$/.test(word)) word = "7b"; // 13b, 70b: a large model of any size
     const own = stem(word);
     const spelt = SPELT.map(([one, other]) => stem(word.replace(one, other))); // before the stem: normalise and normalize have two
-    const same = [own, ...spelt, ...joined.map(stem)];
+    const same = [own, ...joined.map(stem)];
     const known = same.filter((form) => vocabulary.has(form)).map((form) => [form, 1]);
-    SAME.filter((group) => group.includes(word)).flat().map(stem).forEach((form) => known.push([form, ALIKE]));
+    spelt.filter((form) => form !== own && vocabulary.has(form)).forEach((form) => known.push([form, ALIKE]));
+    alike.filter((group) => group.includes(own)).flat().forEach((form) => known.push([form, ALIKE]));
     if (known.length || own.length < 4) return known;
     const begun = [...vocabulary].filter((form) => form.startsWith(own));
     const near = begun.length ? begun : misspelt(word).filter((form) => form.length > 3 && vocabulary.has(form));
@@ -132,7 +146,7 @@
       const values = terms.map((term) => place.value * match(term, (form) => place.text.has(form)));
       place.names.forEach((line) => {
         const { found, share } = matchLine(terms, line) || { found: [] };
-        found.forEach((fits, i) => (values[i] = Math.max(values[i], NAME * fits * (0.5 + 0.5 * share))));
+        found.forEach((fits, i) => (values[i] = Math.max(values[i], NAME * fits * (0.3 + 0.7 * share))));
         if (line === place.names[0] && share === 1 && found.every((fits) => fits === 1)) called = true;
       });
       return { place, values, weight: called ? Math.max(place.weight, CALLED * Math.min(1, 2 * place.weight)) : place.weight };

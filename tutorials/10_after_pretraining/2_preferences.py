@@ -9,7 +9,7 @@ make 17 from 6, 3 and 8:
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../1_gpt2/4_training"]
-# sphinx_gallery_words = ["DPO", "direct preference optimization", "RLHF", "reward model", "Bradley-Terry", "chosen and rejected", "reference model", "alignment", "preference pairs", "loss starts at 0.693", "likelihood displacement", "DPO vs RLHF", "learn from human feedback", "DPO beta", "good and bad answers", "why a reference model", "RLHF explained", "alignment explained", "polite", "helpful", "harmless", "thumbs up", "thumbs down", "likes and dislikes", "people prefer", "ratings", "human preferences", "safety", "refuse", "moral", "style of the answers", "better and worse answer", "PPO vs DPO", "preference data", "IPO", "KTO", "ORPO"]
+# sphinx_gallery_words = ["DPO", "direct preference optimization", "RLHF", "reward model", "Bradley-Terry", "chosen and rejected", "reference model", "alignment", "preference pairs", "loss starts at 0.693", "likelihood displacement", "DPO vs RLHF", "learn from human feedback", "DPO beta", "good and bad answers", "why a reference model", "RLHF explained", "alignment explained", "polite", "helpful", "harmless", "thumbs up", "thumbs down", "likes and dislikes", "people prefer", "ratings", "human preferences", "safety", "refuse", "moral", "style of the answers", "better and worse answer", "PPO vs DPO", "preference data", "IPO", "KTO", "ORPO", "manners", "behave", "good behaviour", "teach manners"]
 
 import random
 from itertools import islice

@@ -7,7 +7,7 @@ stories can say more: how probable *each* token was. Here is a place in a story 
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/4_training"]
-# sphinx_gallery_words = ["knowledge distillation", "teacher student", "soft targets", "soft labels", "dark knowledge", "KL divergence", "model compression", "logit distillation", "teach a small model from a big one", "small model learns from a large one", "temperature in training", "compress a model into a smaller one", "same quality smaller model", "DistilGPT2", "DistilBERT", "student model", "learn from GPT-4", "outputs of a large model", "synthetic data", "imitate a model", "logits of the teacher", "copy a model", "shrink a model by training"]
+# sphinx_gallery_words = ["knowledge distillation", "teacher student", "soft targets", "soft labels", "dark knowledge", "KL divergence", "model compression", "logit distillation", "teach a small model from a big one", "small model learns from a large one", "temperature in training", "compress a model into a smaller one", "same quality smaller model", "DistilGPT2", "DistilBERT", "student model", "learn from GPT-4", "outputs of a large model", "synthetic data", "imitate a model", "logits of the teacher", "copy a model", "shrink a model by training", "train a small model from a large model", "small model from a big model", "train with a large model", "smaller but as good", "smaller and as clever"]
 
 from dataclasses import replace
 

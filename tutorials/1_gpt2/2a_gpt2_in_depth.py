@@ -19,7 +19,7 @@ Two models with random weights
 In one version the weights are drawn with standard deviation 0.25, in the other with 0.02, as before training.
 """
 
-# sphinx_gallery_words = ["FLOPs", "parameter count", "weight tying", "GELU", "initialisation", "Conv1D", "tie weights", "tie_weights", "tie_word_embeddings", "number of parameters", "n_embd", "n_head", "view", "reshape", "contiguous", "unit test", "regression test", "tolerance", "assert_close", "position_ids", "left padding", "tiny random model", "torch.allclose", "compare with transformers", "logits differ", "is my implementation right", "test my implementation", "debug a model", "verify a model"]
+# sphinx_gallery_words = ["FLOPs", "parameter count", "weight tying", "GELU", "initialisation", "Conv1D", "tie weights", "tie_weights", "tie_word_embeddings", "number of parameters", "n_embd", "n_head", "view", "reshape", "contiguous", "unit test", "regression test", "tolerance", "assert_close", "position_ids", "left padding", "tiny random model", "torch.allclose", "compare with transformers", "logits differ", "is my implementation right", "test my implementation", "debug a model", "verify a model", "is my code right", "has my code a bug", "find a bug", "check my implementation", "test against a reference", "is my transformer correct"]
 # sphinx_gallery_museum = ["G16"]
 import copy
 import math

@@ -9,7 +9,7 @@ several seeds and a control beside the curve. Whether the loop itself is right i
 """
 
 # sphinx_gallery_thumbnail_number = 1
-# sphinx_gallery_words = ["perplexity", "bits per byte", "nats", "baseline", "unigram", "bigram", "memorization", "seed", "evaluate a language model", "evaluation metric", "how good is my model", "compare two losses", "compression", "bits per character", "how to compare models", "train and test split"]
+# sphinx_gallery_words = ["perplexity", "bits per byte", "nats", "baseline", "unigram", "bigram", "memorization", "seed", "evaluate a language model", "evaluation metric", "how good is my model", "compare two losses", "compression", "bits per character", "how to compare models", "train and test split", "does the model store its training text", "store the texts"]
 
 import json
 import math

@@ -10,7 +10,7 @@ RMSNorm moves every point to the same circle. It keeps the direction of a token 
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/2_gpt2"]
-# sphinx_gallery_words = ["RMS", "pre-norm", "nn.RMSNorm", "rsqrt", "underflow", "RMSNorm vs LayerNorm", "LlamaRMSNorm", "T5LayerNorm", "why normalise", "normalisation layer", "LayerNorm vs RMSNorm", "normalise activations", "why normalise activations", "layer normalisation", "batch norm", "BatchNorm", "batch normalisation", "gamma", "learnable scale", "epsilon", "eps", "mean subtraction", "why no mean", "root mean square", "RMSNorm explained", "RMSNorm formula", "norm of a vector", "pre-norm vs post-norm", "stabilise training", "fp16 overflow", "normalisation", "normalise the activations"]
+# sphinx_gallery_words = ["RMS", "pre-norm", "nn.RMSNorm", "rsqrt", "underflow", "RMSNorm vs LayerNorm", "LlamaRMSNorm", "T5LayerNorm", "why normalise", "normalisation layer", "LayerNorm vs RMSNorm", "normalise activations", "why normalise activations", "layer normalisation", "batch norm", "BatchNorm", "batch normalisation", "gamma", "learnable scale", "epsilon", "eps", "mean subtraction", "why no mean", "root mean square", "RMSNorm explained", "RMSNorm formula", "norm of a vector", "pre-norm vs post-norm", "stabilise training", "fp16 overflow", "normalisation", "normalise the activations", "what does normalisation do", "why does a transformer need normalisation"]
 # sphinx_gallery_thumbnail_number = 1
 import matplotlib.pyplot as plt
 import torch

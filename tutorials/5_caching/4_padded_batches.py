@@ -8,7 +8,7 @@ program fills the short row up with padding, and lets GPT-2 continue both. This 
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["../3_attention/2_masks", "1_why_cache", "2_kinds_of_cache"]
-# sphinx_gallery_words = ["padding_side", "left padding", "pad_token_id", "position_ids", "attention_mask", "batch inference", "batched generation", "generate several prompts at once", "prompts of different lengths", "variable length batch", "a decoder-only architecture is being used but right-padding was detected", "right padding", "right-padding warning", "decoder-only padding", "pad token id is not set", "pad left or right", "several prompts", "list of prompts", "batch of prompts", "batched results wrong", "generate in batches", "batch generation"]
+# sphinx_gallery_words = ["padding_side", "left padding", "pad_token_id", "position_ids", "attention_mask", "batch inference", "batched generation", "generate several prompts at once", "prompts of different lengths", "variable length batch", "a decoder-only architecture is being used but right-padding was detected", "right padding", "right-padding warning", "decoder-only padding", "pad token id is not set", "pad left or right", "several prompts", "list of prompts", "batch of prompts", "batched results wrong", "generate in batches", "batch generation", "expected sequence of length", "unable to create tensor padding", "lists of different length", "ragged", "sequences of different length"]
 import torch
 
 from lm_from_scratch.attention.visibility import Visibility

@@ -19,7 +19,7 @@ by what they are.
 
 # sphinx_gallery_thumbnail_number = 1
 # sphinx_gallery_needs = ["4_in_backward"]
-# sphinx_gallery_words = ["peak memory", "memory snapshot", "memory timeline", "gradient checkpointing memory", "activation memory", "max_memory_allocated", "register_post_accumulate_grad_hook", "LOMO", "clip_grad_norm_", "GradScaler", "fused optimizer step", "No inf checks were recorded", "modified by an inplace operation", "where does the GPU memory go", "activation checkpointing"]
+# sphinx_gallery_words = ["peak memory", "memory snapshot", "memory timeline", "gradient checkpointing memory", "activation memory", "max_memory_allocated", "register_post_accumulate_grad_hook", "LOMO", "clip_grad_norm_", "GradScaler", "fused optimizer step", "No inf checks were recorded", "modified by an inplace operation", "where does the GPU memory go", "activation checkpointing", "torch.utils.checkpoint", "use_reentrant"]
 import math
 from contextlib import nullcontext
 

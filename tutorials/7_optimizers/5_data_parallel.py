@@ -8,7 +8,7 @@ exchange nothing but the gradient. Here it is for one weight of our small Qwen2,
 """
 
 # sphinx_gallery_needs = ["1_adamw", "4_in_backward"]
-# sphinx_gallery_words = ["DistributedDataParallel", "DDP", "multi-GPU", "two GPUs", "torchrun", "all-reduce", "NCCL", "DistributedSampler", "set_epoch", "data parallelism", "world_size", "FSDP", "ZeRO", "train on several GPUs", "multiple GPUs", "distributed training", "how many GPUs", "two machines", "split a batch among GPUs", "average gradients", "synchronise gradients", "cluster", "several machines", "nodes", "DataParallel", "DP vs DDP", "DDP vs FSDP", "parallel training", "scale up training", "rank", "local_rank", "effective batch size", "same loss as one GPU", "split the data", "gradient all-reduce"]
+# sphinx_gallery_words = ["DistributedDataParallel", "DDP", "multi-GPU", "two GPUs", "torchrun", "all-reduce", "NCCL", "DistributedSampler", "set_epoch", "data parallelism", "world_size", "FSDP", "ZeRO", "train on several GPUs", "multiple GPUs", "distributed training", "how many GPUs", "two machines", "split a batch among GPUs", "average gradients", "synchronise gradients", "cluster", "several machines", "nodes", "DataParallel", "DP vs DDP", "DDP vs FSDP", "parallel training", "scale up training", "rank", "local_rank", "effective batch size", "same loss as one GPU", "split the data", "gradient all-reduce", "order of the examples", "shuffle", "shuffling", "DataLoader", "num_workers", "spread training over machines", "many machines", "second GPU", "half the training time"]
 # sphinx_gallery_museum = ["M17"]
 from lm_from_scratch.drawings import optimizers as drawings
 

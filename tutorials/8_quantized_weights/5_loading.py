@@ -7,7 +7,7 @@ it. Each is a link to the section that explains it.
 """
 
 # sphinx_gallery_needs = ["4_quantized_weight", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["load_state_dict", "missing keys", "unexpected keys", "Missing key(s) in state_dict", "Unexpected key(s) in state_dict", "size mismatch", "Error(s) in loading state_dict", "strict=False", "assign=True", "meta device", "load_state_dict pre hook", "_load_from_state_dict", "Conv1D", "_orig_mod", "load a checkpoint", "load pretrained weights", "state dict keys do not match", "load a .pt file", "weights do not load", "load only some weights", "rename keys", "key names differ", "map names", "weights from another framework", "TensorFlow checkpoint", "layout differs", "copying a param with shape", "shapes differ", "load partially", "transfer weights", "checkpoint conversion", "old checkpoint"]
+# sphinx_gallery_words = ["load_state_dict", "missing keys", "unexpected keys", "Missing key(s) in state_dict", "Unexpected key(s) in state_dict", "size mismatch", "Error(s) in loading state_dict", "strict=False", "assign=True", "meta device", "load_state_dict pre hook", "_load_from_state_dict", "Conv1D", "_orig_mod", "load a checkpoint", "load pretrained weights", "state dict keys do not match", "load a .pt file", "weights do not load", "load only some weights", "rename keys", "key names differ", "map names", "weights from another framework", "TensorFlow checkpoint", "layout differs", "copying a param with shape", "shapes differ", "load partially", "transfer weights", "checkpoint conversion", "old checkpoint", "Cannot copy out of meta tensor", "some weights of the model checkpoint were not used", "newly initialized", "weights not used"]
 import torch
 from torch import nn
 

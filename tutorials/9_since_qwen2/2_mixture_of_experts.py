@@ -8,7 +8,7 @@ weights, and those that one token meets.
 """
 
 # sphinx_gallery_needs = ["1_qwen3", "../2_qwen2/3_swiglu"]
-# sphinx_gallery_words = ["MoE", "sparse model", "router", "top-k routing", "load balancing", "auxiliary loss", "expert collapse", "active parameters", "Mixtral", "DeepSeekMoE", "shared expert", "softmax router", "MaxVio", "how does the router choose", "dense vs sparse model", "mixture of experts explained", "why experts", "how many experts", "tokens per expert", "active parameters vs total parameters", "A3B", "switch transformer", "Switch", "sparse MoE", "why is a mixture of experts fast", "large model with little compute", "specialists", "dead experts", "unused experts", "gating network", "top-2 routing", "capacity factor", "dropless", "Grok", "Llama 4", "GPT-4 mixture"]
+# sphinx_gallery_words = ["MoE", "sparse model", "router", "top-k routing", "load balancing", "auxiliary loss", "expert collapse", "active parameters", "Mixtral", "DeepSeekMoE", "shared expert", "softmax router", "MaxVio", "how does the router choose", "dense vs sparse model", "mixture of experts explained", "why experts", "how many experts", "tokens per expert", "active parameters vs total parameters", "A3B", "switch transformer", "Switch", "sparse MoE", "why is a mixture of experts fast", "large model with little compute", "specialists", "dead experts", "unused experts", "gating network", "top-2 routing", "capacity factor", "dropless", "Grok", "Llama 4", "GPT-4 mixture", "faster at the same size", "fewer operations per token"]
 
 from functools import partial
 
