@@ -76,7 +76,8 @@
       }));
     places = pages.slice();
     pages.filter((page) => page.entries).forEach((page) => {
-      Object.assign(page, { headings: [], text: new Set() }); // its entries have them
+      if (index.docnames[page.file] !== "glossary") page.names.length = 1; // its entries have them
+      Object.assign(page, { headings: [], text: new Set() });
       page.entries.forEach(([weight, anchor, title, text, words]) => {
         const names = [line(title), ...lines(words)];
         const own = new Set(stems(text).stems);
@@ -146,7 +147,8 @@
       const values = terms.map((term) => place.value * match(term, (form) => place.text.has(form)));
       place.names.forEach((line) => {
         const { found, share } = matchLine(terms, line) || { found: [] };
-        found.forEach((fits, i) => (values[i] = Math.max(values[i], NAME * fits * (0.3 + 0.7 * share))));
+        const least = line === place.names[0] ? 0.5 : 0.3; // of a title, or of other words for it
+        found.forEach((fits, i) => (values[i] = Math.max(values[i], NAME * fits * (least + (1 - least) * share))));
         if (line === place.names[0] && share === 1 && found.every((fits) => fits === 1)) called = true;
       });
       return { place, values, weight: called ? Math.max(place.weight, CALLED * Math.min(1, 2 * place.weight)) : place.weight };
