@@ -24,14 +24,19 @@ from lm_from_scratch.text.targets import IGNORE
 def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of ``logits`` (B, T, V) over the ``targets`` (B, T) that are not -100.
 
-    The result is 0 (with a gradient of 0), not NaN, if no target counts. Low-precision logits are
-    cast up to float32. Raises ``ValueError`` for other shapes.
+    The result is 0 (with a gradient of 0), not NaN, if no target counts; logits of ignored targets
+    may be anything. Low-precision logits are cast up to float32. Raises ``ValueError`` for other
+    shapes.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
             f"logits have shape {tuple(logits.shape)}, targets {tuple(targets.shape)}; "
             "all but the last dimension of the logits must agree"
         )
+    counts = targets != IGNORE
+    # ignore_index alone gives NaN as the gradient of ignored logits that are all -inf
+    if not torch.compiler.is_compiling() and not counts.all():
+        logits, targets = logits[counts], targets[counts]
     work = torch.promote_types(logits.dtype, torch.float32)
     total = F.cross_entropy(
         logits.flatten(0, -2).to(work),
@@ -39,7 +44,7 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
         ignore_index=IGNORE,
         reduction="sum",
     )
-    return total / (targets != IGNORE).sum().clamp(min=1)
+    return total / counts.sum().clamp(min=1)
 
 
 def chunked_causal_lm_loss(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 256) -> Tensor:

@@ -55,6 +55,19 @@ def test_no_target_crosses_from_one_document_to_the_next() -> None:
     assert targets.tolist() == [[6, IGNORE, 8, 9, IGNORE]]
 
 
+@pytest.mark.parametrize("bad", [-math.inf, math.nan, math.inf])
+def test_ignored_logits_never_touch_the_gradient(bad: float) -> None:
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, IGNORE, 2], [IGNORE, 0, 4]])
+    logits[targets == IGNORE] = bad
+    logits.requires_grad_()
+    causal_lm_loss(logits, targets).backward()
+    counted = logits.detach()[targets != IGNORE].requires_grad_()
+    F.cross_entropy(counted, targets[targets != IGNORE]).backward()
+    assert logits.grad is not None and counted.grad is not None
+    assert torch.allclose(logits.grad[targets != IGNORE], counted.grad)
+    assert not logits.grad[targets == IGNORE].any()
+
+
 def test_no_target_at_all_gives_zero_loss_and_zero_gradient() -> None:
     model = tiny_gpt2()
     for idx, targets in (
