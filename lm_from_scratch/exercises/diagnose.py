@@ -21,10 +21,10 @@ def diagnose(
 
     A wrong answer explains a case when it fails there too and does the same: values, gradients and
     changed arguments, within the tolerance of the case. One that explains less than half of them is
-    not named: many mistakes look alike in a single case, as where scores saturate. Where two
-    explain as many, that one is named which fails fewer of the cases that the student passed, so
-    that half a repair is not the code as found. A result with NaN is never named: all NaN look
-    alike.
+    not named: many mistakes look alike in a single case, as where scores saturate. Nor is one that
+    gives something wrong in a case that the student passed: half a repair is not the code as found.
+    Where two explain as many, that one is named which fails and passes more of the cases as the
+    student did. A result with NaN is never named: all NaN look alike.
     """
     last = {n: o.again or o for n, o in failed.items()}  # the calls that failed
     usable = {n: failed[n] for n, o in last.items() if not o.fault and not has_nan(o.value)}
@@ -33,22 +33,26 @@ def diagnose(
     least = 0
     for wrong in exercise.wrong if usable else ():
         numbers = explained(exercise, wrong, usable, wants, seed)
-        if len(numbers) < max(len(cases), len(usable) / 2):
+        if len(numbers) < max(len(cases), len(usable) / 2, 1):
             continue
-        more = also_fails(exercise, wrong, wants.keys() - failed.keys(), wants, seed)
-        if len(numbers) > len(cases) or more < least:
-            best, cases, least = [wrong], numbers, more
-        elif numbers == cases and more == least:
+        kinds = faults(exercise, wrong, wants, seed)
+        if any(kind != "raised" for n, kind in kinds.items() if n not in failed):
+            continue
+        unlike = len(failed.keys() ^ kinds.keys())
+        if len(numbers) > len(cases) or unlike < least:
+            best, cases, least = [wrong], numbers, unlike
+        elif numbers == cases and unlike == least:
             best.append(wrong)
     return best, cases
 
 
-def also_fails(
-    exercise: Exercise, wrong: Wrong, passed: set[int], wants: dict[int, Outcome], seed: int
-) -> int:
-    """How many of the cases that the student passed a wrong answer fails."""
+def faults(
+    exercise: Exercise, wrong: Wrong, wants: dict[int, Outcome], seed: int
+) -> dict[int, str]:
+    """The kind of fault of a wrong answer, by the number of each case that it fails."""
     function = answer(exercise, wrong.answer)
-    return sum(tried(exercise, n, function, wants[n], seed).wrong is not None for n in passed)
+    found = {n: tried(exercise, n, function, want, seed).wrong for n, want in wants.items()}
+    return {n: fault.kind for n, fault in found.items() if fault}
 
 
 def explained(

@@ -85,7 +85,8 @@ WRONG = [
     ("the module's own tensor gets other parts",
      then("if isinstance(param, Coded):", "    param.codes, param.scale = new.codes, new.scale",
           "    return param", "return new")),
-    ("the module's dtype even with assign", {"other if assign else other.to(": "other.to("}),
+    ("the module's dtype even with assign", {"other if assign else other.to(": "other.to("},
+     "the table's fails more cases"),
     ("codes are decoded and rounded a second time",
      {"if isinstance(other, Int8Tensor):": "if isinstance(param, Int8Tensor):\n"
       "            matrix = other.dequantize() if isinstance(other, Coded) else other\n"

@@ -79,7 +79,8 @@ RIGHT = [by_block_mask, by_sequence, by_token, online]
 
 WRONG = [
     ("the bounds of the queries are used for the keys too",
-     {"scores = torch": "c, d, S = a, b, T\n        scores = torch"}),
+     {"scores = torch": "c, d, S = a, b, T\n        scores = torch"},
+     "the table's fails more cases"),
     ("the last sequence is left out",
      {"pairwise(bounds_q), pairwise(bounds_k)": "pairwise(bounds_q[:-1]), pairwise(bounds_k[:-1])",
       "return torch.cat(results)":

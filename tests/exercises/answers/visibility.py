@@ -68,9 +68,10 @@ WRONG = [
     ("the window counts columns of visible keys, not positions",
      {IN_WINDOW: "", "    return mask": IN_WINDOW.replace(
          "key > query - window", "mask.flip(-1).cumsum(-1).flip(-1) <= window")
-      + "    return mask"}),
+      + "    return mask"}, "the table's fails more cases"),
     ("the future is not hidden",
-     {"(key <= query)": "(query >= 0)", "key > query - window": "(query - key).abs() < window"}),
+     {"(key <= query)": "(query >= 0)", "key > query - window": "(query - key).abs() < window"},
+     "the table's fails more cases"),
     ("a padding query sees everything",
      {"query_positions[:": "query_positions.masked_fill(query_positions < 0, 10**9)[:"}),
     ("an assertion",

@@ -201,7 +201,8 @@ WRONG = [
      {"        m = new_m": "        a, m = a / l.clamp(min=1), new_m", RESULT: "a.to(q.dtype)"},
      TILES),
     ("one maximum for all queries, far above some of them",
-     {NEW_M: "torch.maximum(m, scores.amax())"}, JUMPS),
+     {NEW_M: "torch.maximum(m, scores.amax())",
+      "(a / l.clamp(min=1))": "torch.where(l > 0, a / l, 0.0)"}, JUMPS),
     ("the result stays float32", {".to(q.dtype)": ""}, HALF),
     ("all scores exist at once", all_scores, "no tensor of all scores"),
 ]  # fmt: skip

@@ -125,7 +125,9 @@ OFF = "top-p off, an unlikely token"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
-    ("the token that reaches p is cut, too", {SUM: "probability.cumsum(dim=1)"}, P),
+    ("the token that reaches p is cut, too",
+     {SUM: "probability.cumsum(dim=1).index_fill(1, torch.tensor(0), 0.0)",
+      BEFORE: "before > top_p"}, P),
     ("the mask stays in sorted order", {SCATTER: "before >= top_p"}, P),
     ("one token more than it takes to reach p",
      {BEFORE: "torch.cat([before[:, :1], before[:, :-1]], dim=1) >= top_p"}, P),
