@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lm_from_scratch.exercises import progress
 from lm_from_scratch.exercises.card import following
-from lm_from_scratch.exercises.child import Child, Job, Verdict, start_method, verdict
+from lm_from_scratch.exercises.child import Child, Job, Verdict, start_method, verdict, warned
 from lm_from_scratch.exercises.exercise import Exercise, exercise
 from lm_from_scratch.exercises.options import CheckOptions, WatchOptions
 from lm_from_scratch.exercises.report import examine, say
@@ -25,7 +25,8 @@ def check_command(options: CheckOptions) -> int:
     """Check a file; the exit code is 0 only if all cases pass."""
     wanted = exercise(options.name)
     file = find_file(wanted.name, options.file)
-    result = verdict(Job(file, wanted.name, options.seed, options.case), options.seconds)
+    job = Job(file, wanted.name, options.seed, options.case)
+    result = warned(verdict(job, options.seconds), job.file)
     show(result, options)
     return 0 if result.passed else 1
 

@@ -26,8 +26,6 @@ GRADIENT_TOLERANCE = (1e-4, 1e-5)
 MEMORY = "memory"
 
 Tolerance = tuple[float, float]
-#: What is asked where float64 was wanted, and no more is right than float32 holds.
-FLOAT32 = "; is anything computed in float32?"
 
 _isnan, _isinf, _where, _abs = torch.isnan, torch.isinf, torch.where, torch.abs
 _allclose = torch.allclose
@@ -77,9 +75,8 @@ def compare(
             return None
         a, b = _unlike(got, want)
         text = f"{name} is {a}, expected {b}"
-        if relative < 1e-8 and _rounded(*(torch.tensor([x]).double() for x in (got, want))):
-            text += FLOAT32
-        return Fault("values", text)
+        two = torch.tensor([[float(got)], [want]], dtype=torch.float64)
+        return Fault("values", text + _why(two[0], two[1], relative))
     else:
         if type(got) is type(want) and bool(got == want):
             return None
@@ -133,19 +130,19 @@ def _compare_tensors(
     text = f"{_how_many(wrong, got, want, name)}; largest error {distance[at].item():.3g} at "
     text += f"{list(at)}: got {a}, expected {b}"
     text += f" (allowed {absolute:.0e} + {relative:.0e}*|expected|)"
-    if want.dtype == torch.float64 and relative < 1e-8 and _rounded(g[wrong], w[wrong]):
-        text += FLOAT32
-    return Fault("values", text)
+    fine = want.dtype == torch.float64
+    return Fault("values", text + (_why(g[wrong], w[wrong], relative) if fine else ""))
 
 
-def _rounded(got: Tensor, want: Tensor) -> bool:
-    """Whether numbers of float64 differ as float32 makes them differ: by its rounding, and either
-    float32 holds what was found, or it was rounded up and down."""
+def _why(got: Tensor, want: Tensor, relative: float) -> str:
+    """A question, where numbers of float64 differ as float32 makes them differ: by its rounding,
+    and either float32 holds what was found, or it was rounded up and down."""
     error = (got - want) * want.sign()
-    if not bool((error.abs() <= 1e-5 * want.abs().max()).all()):
-        return False
+    if relative > 1e-8 or not bool((error.abs() <= 1e-5 * want.abs().max()).all()):
+        return ""
     both_ways = bool((error > 0).any()) and bool((error < 0).any())
-    return both_ways or (bool(got.any()) and bool((got == got.float().double()).all()))
+    held = bool(got.any()) and bool((got == got.float().double()).all())
+    return "; is anything computed in float32?" if both_ways or held else ""
 
 
 def _how_many(wrong: Tensor, got: Tensor, want: Tensor, name: str) -> str:
