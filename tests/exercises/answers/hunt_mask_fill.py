@@ -51,7 +51,7 @@ WEIGHTS = "scores.softmax(-1).masked_fill(hidden, 0.0)"
 WIDE = {"q @ k.mT": "q.float() @ k.float().mT"}
 
 WRONG = [
-    ("a very low number is added, not written",
+    ("rows without a key are a mean of hidden values, as where the lowest number is written",
      WIDE | {FILLED: "scores + hidden * -1e9", WEIGHTS: "scores.softmax(-1).to(v.dtype)"}),
     ("rows without a key are set to 0 at the end, when their gradient is NaN",
      {"torch.finfo(scores.dtype).min": "-torch.inf", ".masked_fill(hidden, 0.0)": "",

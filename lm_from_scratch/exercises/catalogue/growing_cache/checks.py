@@ -85,6 +85,7 @@ def sight(make: Callable[..., Cache], n_layer: int, layers: Pairs, sizes: Sequen
     results: dict[str, Any] = {"length of an empty cache": cache.length}
     for size in sizes:
         new = f"of {size} tokens after {at}"
+        cache.see(size + 1)  # a look that changes nothing
         results[f"see, {new}"] = named(cache.see(size), f"the positions {new}", f"the mask {new}")
         feed(cache, layers, at, at + size)
         at += size
@@ -354,6 +355,11 @@ WRONG = [
      {"positions = keys[self.length :]": "positions = torch.arange(T)"}, POSITIONS),
     ("a token does not see its own key", {"keys <= positions": "keys < positions"}, POSITIONS),
     ("True where a key is hidden", {"keys <= positions": "keys > positions"}, POSITIONS),
+    ("see counts the tokens that it was asked about",
+     {"keys = torch.arange(self.length + T)":
+      "start = getattr(self, 'seen', 0)\n        self.seen = start + T\n"
+      "        keys = torch.arange(start + T)",
+      "keys[self.length :]": "keys[start:]"}, POSITIONS),
     ("the tokens of a piece all see one another",
      {MASK: "return positions, torch.ones(T, self.length + T, dtype=torch.bool)"}, POSITIONS),
     ("positions are counted one too far",

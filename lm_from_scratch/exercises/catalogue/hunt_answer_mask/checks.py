@@ -121,7 +121,7 @@ def after(code: str) -> dict[str, str]:
 WRONG = [
     ("the code as found", {"T = max(len(chat) for chat in chats)": "return chat_batch_as_found("
      "chats)"}, FIRST),
-    ("the mask is shifted now, and the end of a turn is still taken for padding",
+    ("the mask is shifted now, and the end of a turn is still no target",
      after("targets = targets.masked_fill(targets == PAD, IGNORE)"), STOP),
     ("the end counts now, and the mask is still one place late",
      {PUT: "row[place] = chat[place + 1] if place + 1 < len(chat) else IGNORE"}, FIRST),
@@ -131,6 +131,12 @@ WRONG = [
     ("the first token of the padding is let in, as an end",
      after("for row, chat in zip(targets, chats):\n"
            f"        row[len(chat) - 1 : len(chat) - 1 + (len(chat) < T)] = {END}"), SHORT),
+    ("padding is told by its number at the end of a row, so a last END is lost",
+     after("for row, filled in zip(targets, ids.tolist()):\n"
+           "        while filled and filled[-1] == PAD:\n            filled.pop()\n"
+           "        row[max(len(filled) - 1, 0) :] = IGNORE"), STOP),
+    ("the first word of an answer is no target",
+     {"if inside:": "if inside and chat[place - 2 : place] != [START, ASSISTANT]:"}, FIRST),
     ("another number is used for padding, and changes the ids",
      {"[PAD] * (T - len(chat))": "[0] * (T - len(chat))"}, IDS),
     ("the targets are not shifted", {PUT: "row[place] = chat[place]"}, FIRST),

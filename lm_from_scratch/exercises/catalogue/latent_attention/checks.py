@@ -145,7 +145,7 @@ CASES = (
     Case("one query after 5 tokens", lambda g: inputs(g, (2, 3), (1, 6), (8, 6, 4, 5)),
          "one query is an axis of size 1, which stays",
          teaching="decoding, with a shape that one can read"),
-    Case(NO_KEY, lambda g: inputs(g, (2, 8), (1, 300), (16, 12, 4, 10)),
+    Case(NO_KEY, lambda g: inputs(g, (2, 8), (1, 300), (16, 24, 4, 22)),
          "fold the heads into the queries, (B, H * T, R + Dr), before they meet the latents",
          points=2, use=watched, tolerance=(1e-4, 1e-4)),
     Case("scores of hundreds", lambda g: inputs(g, (2, 3), (5, 5), (8, 6, 4, 5), scale=12),

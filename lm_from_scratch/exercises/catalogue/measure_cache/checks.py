@@ -160,6 +160,8 @@ WRONG = [
     ("rounded up: the last token does not fit",
      {RESULT: "-(-left // (rows * number * growing))"}, FIRST),
     ("rounded to the nearest", {RESULT: "round(left / (rows * number * growing))"}, FIRST),
+    ("what is there at the start is rounded to whole tokens",
+     {RESULT: "max(0, budget // (rows * number * growing) - fixed // growing)"}, LITTLE),
     ("one token less than fits", {RESULT: "(left - 1) // (rows * number * growing)"}, LAST),
     ("a part of a token", {RESULT: "left / (rows * number * growing)"}, FIRST),
     ("rounded in float, where 53 bits are too few",

@@ -45,8 +45,8 @@ def double(g: Generator) -> Call:
 
 
 def late(g: Generator) -> Call:
-    """Beyond any table and beyond 16 bits, in float64: float32 has few digits left there."""
-    positions = torch.tensor([[3, 40_000, 200_000, 1_000_003]]).repeat(2, 1)
+    """Beyond any table, beyond 16 bits and beyond the whole numbers of float32, in float64."""
+    positions = torch.tensor([[3, 40_000, 200_000, 17_000_003]]).repeat(2, 1)
     return call(normal(g, 2, 3, 4, 8, dtype=torch.float64), positions, 0.5)
 
 
@@ -56,7 +56,7 @@ def late(g: Generator) -> Call:
 HALF, QUARTER, ODD, MOST = "half of 8 features", "a quarter of 32", "a share between", "three of 4"
 ROWS, WHOLE = "each row has positions of its own", "all features"
 BRAIN = "bfloat16 at positions beyond 256"
-LATE, GRADIENTS = "positions up to a million", "gradients"
+LATE, GRADIENTS = "positions up to 17 million", "gradients"
 SPEEDS = "theta ** (-i / R)"
 PAIRS = "wide[..., : R // 2], wide[..., R // 2 : R]"
 TURNED = "torch.cat([a * cos - b * sin, a * sin + b * cos], 3).to(x.dtype)"
@@ -122,6 +122,11 @@ WRONG = [
      {PLACES: "positions.clamp(max=4095)[:, None, :, None]"}, LATE),
     ("a view of inputs that are not contiguous",
      {"    R =": "    x.view(-1, 1, *x.shape[2:])\n    R ="}, HALF),
+    ("a table of a million positions", {PLACES: "positions.clamp(max=2**20)[:, None, :, None]"},
+     LATE),
+    ("a table as long as the text, which later positions are outside of",
+     {f"{PLACES} * {SPEEDS}":
+      f"(torch.arange(x.shape[2])[:, None] * {SPEEDS})[positions % x.shape[2]][:, None]"}, QUARTER),
     ("what does not turn is detached",
      {JOINED: "torch.cat([turned, x[..., R:].detach()], 3)"}, GRADIENTS),
     ("the features of the caller are overwritten",
@@ -144,7 +149,8 @@ CASES = (
     Case(BRAIN, bfloat16,
          "bfloat16 has no 257, and keeps a cosine to three digits: round the result only", points=2,
          tolerance=(8e-3, 1e-3)),
-    Case(LATE, late, "a text may be longer than a table: compute the angle of each position"),
+    Case(LATE, late, "a text may be longer than a table: compute the angle of each position",
+         tolerance=(1e-7, 1e-7)),
     Case("float64 keeps its digits", double, "nothing becomes float32",
          teaching="digits alone, at positions below 200"),
     Case(GRADIENTS, half, "what stays has a gradient too", gradient=True),

@@ -29,7 +29,7 @@ def per_row(g: Generator) -> Call:
 def very_far(g: Generator) -> Call:
     """Beyond any table, and beyond int16. There is one pair, which turns by the position itself:
     slower ones would have few digits left in float32."""
-    positions = torch.tensor([[3, 40_000, 200_000, 1_000_003]]).repeat(2, 1)
+    positions = torch.tensor([[3, 40_000, 200_000, 8_000_003]]).repeat(2, 1)
     return call(normal(g, 2, 3, 4, 2), positions)
 
 
@@ -61,7 +61,7 @@ SPEEDS = "1.0 / theta ** (i / half)"
 WIDE = "wide = x if x.dtype == torch.float64 else x.float()"
 IN_ORDER, ROWS = "positions 0, 1, 2, ...", "other positions in each row, in any order"
 BFLOAT, DOUBLE = "bfloat16, positions above 256", "float64 keeps its digits"
-MILLION = "positions up to a million"
+MILLION = "positions up to eight million"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
@@ -118,6 +118,8 @@ WRONG = [
      {ANGLES: "(torch.arange(4096)[:, None] * speeds)[positions][:, None]"}, MILLION),
     ("a table of 131072 positions, the longest context of today",
      {ANGLES: "positions.clamp(max=131071)[:, None, :, None] * speeds"}, MILLION),
+    ("a table of a million positions",
+     {ANGLES: "positions.clamp(max=2**20)[:, None, :, None] * speeds"}, MILLION),
     ("positions are kept in 16 bits, where 40000 becomes negative",
      {ANGLES: "positions.to(torch.int16)[:, None, :, None] * speeds"}, MILLION),
     ("angles are kept from one call to the next, by the shape of x",

@@ -149,7 +149,7 @@ WRONG = [
     ("every draft is accepted", {ACCEPTED: "accepted = real"}, ONE),
     ("accepted drafts after a rejected one are counted", {".cumprod(1)": ""}, GAP),
     ("only drafts that p prefers are accepted, without a coin",
-     {ACCEPTED: "accepted = real & (q_x < p_x)"}, ONE),
+     {ACCEPTED: "accepted = real & (q_x <= p_x)"}, ONE),
     ("accepted with probability p(x), q left out",
      {ACCEPTED: "accepted = real & (u[:, 1:] < p_x)"}, ONE),
     ("the quotient turned round: q(x) / p(x)",

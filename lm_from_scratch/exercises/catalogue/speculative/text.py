@@ -16,8 +16,8 @@
 # What holds for your function:
 #
 # - `p` has shape `(B, K + 1, V)`: the model's probabilities at the places of the K drafts, and after
-#   the last. `q` has shape `(B, K, V)`: the probabilities that the drafts were drawn from. They are
-#   float32 or float64, and sum to 1 up to rounding.
+#   the last. `q` has shape `(B, K, V)`: the probabilities that the drafts were drawn from, so q(x) is
+#   above 0 for each draft x. Both are float32 or float64, and sum to 1 up to rounding.
 # - `draft` has shape `(B, K)`, int64. A row with fewer drafts is filled with -1 at its end. There q
 #   means nothing: it may hold any numbers that are not negative. K may be 0.
 # - `u` has shape `(B, K + 1)`, numbers in [0, 1), of the dtype of p. `u[:, 0]` draws the token, and

@@ -1,5 +1,8 @@
 """The gated MLP: which map goes through silu, and how weights of nn.Linear are used."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
@@ -35,6 +38,16 @@ def large_gate(g: Generator) -> Call:
     return call(x, gate, up, down)
 
 
+def not_numbers(function: Callable[..., Any], *args: Tensor) -> dict[str, Any]:
+    """The result, and which gradients hold NaN."""
+    leaves = [x.detach().requires_grad_() for x in args]
+    result = function(*leaves)
+    reached = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
+    names = zip(("x", "gate", "up", "down"), reached, strict=True)
+    found = [name for name, x in names if x is not None and x.isnan().any()]
+    return {"the result": result, "the list of gradients that hold NaN": found}
+
+
 def bfloat16(g: Generator) -> Call:
     x = normal(g, 2, 3, 6, dtype=torch.bfloat16)
     return call(x, *weights(g, 6, 16, dtype=torch.bfloat16))
@@ -50,6 +63,7 @@ def double(g: Generator) -> Call:
 SILU, PRODUCT = "z * torch.sigmoid(z)", "(passed * (x @ up.T)) @ down.T"
 PLAIN, SQUARE, LARGE = "three maps and a gate", "as wide as the state, I = C", "a large gate"
 HALF, DOUBLE, GRADIENT = "bfloat16", "float64, four axes", "gradients of all arguments"
+FAR = "gradients where the gate is far below 0"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
@@ -82,6 +96,8 @@ WRONG = [
     ("up is mapped from the gate, one after the other", {"x @ up.T": "z @ up"}, PLAIN),
     ("z * exp(z) / (1 + exp(z)), where a large exponential is infinite",
      {SILU: "z * torch.exp(z) / (1 + torch.exp(z))"}, LARGE, "a result with NaN is never named"),
+    ("z / (1 + exp(-z)): infinite / infinite in its gradient where the gate is far below 0",
+     {SILU: "z / (1 + torch.exp(-z))"}, FAR),
     ("the gate is limited to 20", {SILU: "z.clamp(-20, 20) * torch.sigmoid(z)"}, LARGE),
     ("the result is float32",
      {PRODUCT: f"({PRODUCT}).to(torch.promote_types(x.dtype, torch.float32))"}, HALF),
@@ -109,6 +125,9 @@ CASES = (
     Case(LARGE, large_gate,
          "exp(100) is infinite in float32, and infinite / infinite is NaN. torch.sigmoid is safe",
          tolerance=(1e-4, 1e-2)),
+    Case(FAR, large_gate,
+         "exp(200) is infinite in float32. z / infinite is 0, which is right; its gradient divides "
+         "infinite by infinite", use=not_numbers, tolerance=(1e-4, 1e-2)),
     Case(HALF, bfloat16, "the result has the dtype of x", tolerance=(3e-2, 3e-2)),
     Case(DOUBLE, double,
          "float64 must not pass through float32; all axes of x but the last are alike", points=2),
