@@ -24,7 +24,9 @@ def token_boxes(pieces: Sequence[str], tints: Sequence[str], numbers: Sequence[i
 
 
 def printable(piece: str) -> str:
-    """A token as a label: blanks and line ends made visible, undecodable bytes as a box."""
+    """A token as a label: blanks, line ends and the start of a document made visible, undecodable
+    bytes as a box."""
+    piece = piece.replace("<|endoftext|>", "⊢")
     return piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\ufffd", "▯")
 
 

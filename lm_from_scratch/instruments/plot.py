@@ -149,10 +149,7 @@ def visualize_attention(
     weights = attention_maps(model, torch.tensor([ids]))[layer][0, head]
     side = max(3.0, 0.24 * len(ids))
     sheet, (ax,) = figure(side + 0.8, side + 0.8)
-    labels = tokenizer.pieces(ids)
-    if ids[0] == tokenizer.eos_token_id:
-        labels[0] = "⊢"  # the start of the document
-    attention_map(ax, weights, labels, f"layer {layer}, head {head}")
+    attention_map(ax, weights, tokenizer.pieces(ids), f"layer {layer}, head {head}")
     return sheet
 
 

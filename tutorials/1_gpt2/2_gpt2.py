@@ -40,7 +40,7 @@ drawings.gpt2_blocks(
 # A sentence becomes ids
 # ----------------------
 #
-# With ``<|endoftext|>`` in front, the token that starts a document, the text has T = 9 tokens. Their ids go into a *tensor*,
+# With ``<|endoftext|>`` in front (⊢ in pictures), the token that starts a document, the text has T = 9 tokens. Their ids go into a *tensor*,
 # PyTorch's array of numbers. A comment says its shape: ``(T,)`` is a row of T numbers, ``(T, C)`` a table with T rows and C
 # columns.
 
@@ -127,7 +127,7 @@ h = norm(x, "h.0.ln_1")  # (T, C)
 # mean of vectors that come from itself and from the tokens before it.
 #
 # Our tool is ``linear``. ``@`` is a *matrix product*: each number of the result is a weighted sum of one token's
-# numbers, and the weights are learned. For now, take ``attention`` as a closed box and skip its lines. The next lesson,
+# numbers, and the weights are learned. So is the *bias*, a number that is then added to each sum, whatever the token is. For now, take ``attention`` as a closed box and skip its lines. The next lesson,
 # `who sees whom <3_who_sees_whom.ipynb>`_, explains each of them.
 
 

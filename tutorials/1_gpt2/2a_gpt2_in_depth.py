@@ -311,29 +311,6 @@ assert same["no final norm", 0.25] > 0.5
 assert moved["epsilon outside root", 0.02] > moved["epsilon outside root", 0.25]
 
 # %%
-# Why the root of D
-# -----------------
-#
-# If the entries of q and k are independent with mean 0 and variance 1, their product has variance 1, and the sum of
-# D products has variance D. Without the root, the scores of a wide head are large and the softmax selects one key
-# instead of a mean. The next lines draw 500 such queries and 500 keys, and take the mean of each query's largest
-# weight.
-
-generator = torch.Generator().manual_seed(0)
-print("  D   std   largest weight, with root")
-for width in (4, 16, 64, 256):
-    queries, keys = torch.randn(2, 500, width, generator=generator)
-    scores = queries @ keys.T
-    plain = scores.softmax(-1).amax(-1).mean()
-    scaled = (scores / math.sqrt(width)).softmax(-1).amax(-1).mean()
-    print(f"{width:3}  {scores.std():4.1f}   {plain:14.2f}  {scaled:9.2f}")
-    assert abs(scores.std() / math.sqrt(width) - 1) < 0.05
-    assert scaled < 0.05
-assert plain > 0.8
-
-# %%
-# With the root, the weights are spread over the 500 keys at every width. Without it, a wide head looks at one key.
-#
 # Two versions of GELU
 # --------------------
 #
@@ -621,7 +598,7 @@ assert max(found["right"]) < 5e-5
 # -------
 #
 # * Radford et al.: `the published code of GPT-2 <https://github.com/openai/gpt-2/blob/master/src/model.py>`_, 2019.
-# * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017. The root of D.
+# * Vaswani et al.: `Attention Is All You Need <https://arxiv.org/abs/1706.03762>`_, 2017.
 # * Hendrycks, Gimpel: `Gaussian Error Linear Units <https://arxiv.org/abs/1606.08415>`_, 2016.
 # * Press, Wolf: `Using the Output Embedding to Improve Language Models <https://arxiv.org/abs/1608.05859>`_, 2016. One matrix for both ends.
 # * G25 in the wild: `a GPT-2 that sees its future <https://github.com/huggingface/transformers/issues/15199>`_ and `the repair <https://github.com/huggingface/transformers/pull/17306>`_.

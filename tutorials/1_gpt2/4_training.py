@@ -204,8 +204,9 @@ def train(model, stream, steps, lr=0.004):
 
 # %%
 # * *Warm-up* raises the learning rate over the first 20 steps, because AdamW trusts its first few gradients too much.
-# * *Clipping* shortens the vector of all gradients to length 1 if it is longer. So one strange batch cannot undo the
-#   work of a hundred others.
+# * *Clipping* shortens the vector of all gradients to length 1 if it is longer. AdamW's steps are about ``lr`` in any case,
+#   but its running means remember: unclipped, one strange batch would bend the direction and shrink the size of many
+#   steps after it.
 #
 # Now a model of your own. To train in seconds, it has two blocks, vectors of 64 numbers, and 1,024 tokens.
 

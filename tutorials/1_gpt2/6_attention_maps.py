@@ -66,7 +66,7 @@ assert maps.shape == (8, 4, 22, 22)
 # Read a map row by row. A row is one token that looks; the dark cells in it are the tokens that it looks at. The row of
 # "does" is dark at "file", so a copy of what "file" holds flows into "does".
 #
-# ``<|endoftext|>`` is the start of the document, ``␣`` a space, ``↵`` the end of a line.
+# ⊢ is ``<|endoftext|>``, the start of the document; ``␣`` is a space, ``↵`` the end of a line.
 #
 # **Predict first.** What is the largest weight above the diagonal, in all 32 maps?
 #

@@ -45,7 +45,7 @@ assert (scores.softmax(-1) > 0.05).sum() >= 6
 assert words[scores.argmax()] == "␣list"
 
 # %%
-# (``<|endoftext|>`` is the start of the text, ``␣`` a space.) The trained head listens to many words, most of all to
+# (⊢ is ``<|endoftext|>``, the start of the text, and ``␣`` a space.) The trained head listens to many words, most of all to
 # *list*. Ten times as loud, *list* is all that it hears.
 #
 # What softmax does with a thousand

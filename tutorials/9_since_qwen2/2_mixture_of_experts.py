@@ -158,7 +158,7 @@ pieces = tokenizer.pieces(ids[0].tolist())
 visited_experts(pieces, routing.experts[:, 0].tolist())
 
 # %%
-# (``<|endoftext|>`` is the start of the text.) The experts do not know what words are, and yet most copies of *the* go to
+# (⊢ is ``<|endoftext|>``, the start of the text.) The experts do not know what words are, and yet most copies of *the* go to
 # one of them. Here is their share in new text, in three layers that began with different weights:
 
 the = test_ids.flatten() == tokenizer.encode(" the")[0]

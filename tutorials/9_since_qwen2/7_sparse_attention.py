@@ -45,7 +45,7 @@ text = tokenizer.pieces(test.idx[0, :221].tolist())
 drawings.where_it_looks(text, row.tolist(), best)
 
 # %%
-# The text has 221 tokens (``<|endoftext|>`` is its start). The query looks at the line that it ends, and at a few
+# The text has 221 tokens (⊢, its start, is ``<|endoftext|>``). The query looks at the line that it ends, and at a few
 # tokens of the line before.
 #
 # **Predict first.** What share of its attention is on the 16 framed keys?
