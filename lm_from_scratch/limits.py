@@ -126,6 +126,8 @@ PLAIN: dict[Any, Limit] = {
 
 #: A number of things, of which there is at least one.
 Count = Annotated[int, Limit(_FROM_1, lambda n: is_integer(n, 1)), _FITS]
+#: Lists of so many are made before the weights of a file are looked at.
+Layers = Annotated[Count, Limit("is more layers than any model has", lambda n: n <= 2**16)]
 #: A number of things, of which there may be none.
 Whole = Annotated[int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _INT64]
 #: A :data:`Count`; None, until the config is made, stands for a number that others give.

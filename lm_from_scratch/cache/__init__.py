@@ -22,6 +22,8 @@ Read in this order:
     ``StreamingCache`` keeps the first tokens and the last W: less than a model was trained to see.
 ``codec``
     how buffers keep numbers: exactly, or ``Quantized`` to 8 or 4 bits.
+``compressed``
+    what a layer keeps that pools older tokens: entries, and the tokens that wait for their block.
 ``paged``
     ``PagedCache`` keeps blocks of a pool, shared by rows that begin alike.
 ``restricted``
@@ -31,8 +33,8 @@ A new place for a key is a ``Track``, with a plan of its own; a new memory is a 
 know ``interface`` alone: what changes there changes all of them. :mod:`lm_from_scratch.interop`
 takes caches to other libraries and to files.
 
-A recurrent layer has a *state* of fixed size in place of keys; every kind of cache carries it, in
-``kv``.
+A recurrent layer has a *state* of fixed size in place of keys, and a layer that pools has one
+beside them; every kind of cache carries it, in ``kv``.
 
 Layout everywhere: keys and values are (B, Hkv, S, D), in and out. All kinds obey one law: a full
 forward pass equals any division of it into passes through the cache.

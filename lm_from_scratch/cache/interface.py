@@ -3,7 +3,8 @@
 A forward pass asks its cache two things. ``see`` says which keys the new tokens will see in every
 layer, before anything is computed. ``cache[layer].update(k, v)`` hands over a layer's new keys and
 values, and returns all that its queries need. A recurrent layer has no keys: it asks for its
-``state`` after the tokens so far, and hands over the new one with ``keep``. Any object that does
+``state`` after the tokens so far, and hands over the new one with ``keep``. A layer that pools its
+older keys has both: it hands over a state with ``note``, and then its keys. Any object that does
 this is a cache: this file is all that models know of it.
 """
 
@@ -25,11 +26,14 @@ class LayerCache(Protocol):
         see, (B, Hkv, S, D)."""
 
     def state(self, *initial: Tensor) -> tuple[Tensor, ...]:
-        """The tensors (B, ...) of a recurrent layer after the tokens so far: the ``initial`` ones
-        if there are none."""
+        """The tensors (B, ...) of a layer with a state after the tokens so far: the ``initial``
+        ones if there are none. A size that is 0 in these may have grown."""
 
     def keep(self, *state: Tensor) -> None:
         """Hand over the tensors (B, ...) after the new tokens, in the same order."""
+
+    def note(self, *state: Tensor) -> None:
+        """The same, for a layer whose keys follow."""
 
 
 class Cache(ABC):
@@ -99,6 +103,9 @@ class NoCache(Cache):
 
     def keep(self, *state: Tensor) -> None:
         """Nothing is kept of the tensors (B, ...)."""
+
+    def note(self, *state: Tensor) -> None:
+        """Nor of these (B, ...)."""
 
 
 #: What training passes: the one object that keeps nothing.

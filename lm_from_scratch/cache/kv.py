@@ -4,9 +4,10 @@
 layer the pass is complete, and only then do the new tokens count: a pass that fails half-way leaves
 the cache as it was. Where keys and values lie, and what a plan is, the kinds of cache say.
 
-A recurrent layer keeps a *state* in their place: tensors of one size, however long the text is. All
-kinds hold states here, in the same way. A state is the sum of everything that was read, and a sum
-does not say what its terms were: rows can be chosen and repeated, but no token can be taken back.
+A recurrent layer keeps a *state* in their place: tensors of one size, however long the text is. A
+layer that pools older keys keeps one beside them, and of it a size that was 0 may grow. All kinds
+hold states here, in the same way. A state is the sum of everything that was read, and a sum does
+not say what its terms were: rows can be chosen and repeated, but no token can be taken back.
 """
 
 from abc import abstractmethod
@@ -42,6 +43,17 @@ class Layer:
     def keep(self, *state: Tensor) -> None:
         """Hand over the tensors (B, ...) after the new tokens."""
         self.cache.keep(self.index, *state)
+
+    def note(self, *state: Tensor) -> None:
+        """Hand over the tensors (B, ...) after the new tokens, before the keys."""
+        self.cache.note(self.index, *state)
+
+
+def _continues(held: Tensor, initial: Tensor) -> bool:
+    """Whether a state can have become the one that is held: a size of 0 may grow."""
+    if held.dtype != initial.dtype or held.dim() != initial.dim():
+        return False
+    return all(size in (0, now) for size, now in zip(initial.shape, held.shape, strict=True))
 
 
 class KVCache(Cache):
@@ -111,7 +123,7 @@ class KVCache(Cache):
         Raises ``ValueError`` out of turn, for tensors with gradients, and for k and v that do not
         agree."""
         plan = self._check_turn(layer, k, v)
-        if layer in self.states:
+        if layer in self.states and layer not in self._new_states:
             raise ValueError(f"layer {layer} has keys, but the cache holds a state for it")
         if k.dtype != v.dtype or (k.shape != v.shape and k.shape[:3] != v.shape[:3]):
             raise ValueError(
@@ -134,19 +146,24 @@ class KVCache(Cache):
                     f"{type(self).__name__} holds none"
                 )
             return initial
-        have, want = ([(tuple(x.shape), x.dtype) for x in xs] for xs in (held, initial))
-        if have != want:
+        if len(held) != len(initial) or not all(map(_continues, held, initial)):
+            have, want = ([(tuple(x.shape), x.dtype) for x in xs] for xs in (held, initial))
             raise ValueError(f"layer {layer} keeps a state of {want}, the cache holds {have}")
         return held
 
     def keep(self, layer: int, *state: Tensor) -> None:
         """What :meth:`Layer.keep` does with tensors (B, ...). Raises ``ValueError`` out of turn,
         for tensors with gradients, and for none."""
-        plan = self._check_turn(layer, *state)
+        self.note(layer, *state)
+        self._end_turn(self._check_turn(layer), layer)
+
+    def note(self, layer: int, *state: Tensor) -> None:
+        """What :meth:`Layer.note` does with tensors (B, ...). Raises ``ValueError`` as
+        :meth:`keep`."""
+        self._check_turn(layer, *state)
         if not state:
             raise ValueError(f"layer {layer} handed over no tensors as its state")
         self._new_states[layer] = state
-        self._end_turn(plan, layer)
 
     def _check_turn(self, layer: int, *new: Tensor) -> Any:
         """The plan of the pass. Raises ``ValueError`` if another layer is next, and for ``new``

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lm_from_scratch.attention.visibility import PADDING, Visibility
 from lm_from_scratch.cache.interface import by_layer
 from lm_from_scratch.cache.kv import KVCache
-from lm_from_scratch.limits import Count, require
+from lm_from_scratch.limits import Count, Whole, require
 
 
 @dataclass(eq=False)
@@ -56,13 +56,14 @@ class BlockPool:
             head_dim=head_dim,
             n_blocks=n_blocks,
             block_size=block_size,
-            value_dim=head_dim if value_dim is None else value_dim,
         )
+        value_dim = head_dim if value_dim is None else value_dim
+        require(Whole, value_dim=value_dim)  # 0 where a key is the value, too
         self.block_size = block_size
         shape = (n_layer, n_blocks * block_size, n_kv_head)
         with torch.inference_mode(False):  # it can be written into later, in whatever mode
             self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
-            self.values = torch.zeros(*shape, value_dim or head_dim, dtype=dtype, device=device)
+            self.values = torch.zeros(*shape, value_dim, dtype=dtype, device=device)
             self._gathered = [self.keys.new_empty(0) for _ in range(2)]
         self.users = [0] * n_blocks  # rows, or others, that hold each block
         self.free = list(range(n_blocks))[::-1]
@@ -129,6 +130,9 @@ class BlockPool:
         for i, memory in enumerate((self.keys, self.values)):
             H, D = memory.shape[2:]
             size = slots.numel() * H * D
+            if not D:  # a key is the value, too
+                seen.append(memory.new_empty(len(slots), H, slots.shape[1], 0))
+                continue
             if len(self._gathered[i]) < size:
                 with torch.inference_mode(False):
                     self._gathered[i] = memory.new_empty(2 * size)  # rows grow

@@ -65,3 +65,5 @@ class RestrictedLayer:
     def keep(self, *state: Tensor) -> None:
         """Raises ``ValueError``, whatever the tensors (B, ...) are."""
         self.state()
+
+    note = keep

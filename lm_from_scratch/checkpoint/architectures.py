@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "Qwen3_5Config": "qwen3_5:Qwen3_5ForCausalLM",
     "Qwen3_5MoeConfig": "qwen3_5:Qwen3_5MoeForCausalLM",
     "DeepseekV3Config": "deepseek_v3:DeepseekV3ForCausalLM",
+    "DeepseekV4Config": "deepseek_v4:DeepseekV4ForCausalLM",
     "SmolLM3Config": "smollm3:SmolLM3ForCausalLM",
     "Gemma3Config": "gemma3:Gemma3ForCausalLM",
     "GptOssConfig": "gpt_oss:GptOssForCausalLM",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect, Layers
+from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect
 from lm_from_scratch.checkpoint.rope_configs import (
     apart,
     built,
@@ -15,7 +15,7 @@ from lm_from_scratch.checkpoint.rope_configs import (
     scaling_to_dict,
 )
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
-from lm_from_scratch.limits import require, shown
+from lm_from_scratch.limits import Layers, require, shown
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 
@@ -128,7 +128,7 @@ def decoder_config_from_dict(config: Mapping[str, Any], dialect: Dialect) -> Qwe
     switches = {switch: switch in dialect.switched_on for switch in SWITCHES}
     elsewhere = {key: value for key, value in ELSEWHERE.items() if key not in dialect.absent}
     refuse_others(config, elsewhere | switches, ANYWHERE | {**dialect.only})
-    config, given = {**dialect.absent, **config}, dict[str, Any]()
+    config, given = dialect.read({**dialect.absent, **config}), dict[str, Any]()
     if dialect.thetas:
         config, given["rope_local_theta"] = apart(config)
     if dialect.rope and config["rope_parameters"] is None and not config["rope_scaling"]:
@@ -229,6 +229,7 @@ def decoder_config_to_dict(config: Qwen2Config, model_type: str) -> dict[str, An
         **{k: v for k, v in (windows | written_biases).items() if k in dialect.absent},
         **dialect.only,
     }
+    written = dialect.write(written)
     if decoder_config_from_dict(written, dialect).windows != config.windows:
         raise ValueError(f"windows={shown(config.windows)} cannot be those of a {model_type}")
     return written

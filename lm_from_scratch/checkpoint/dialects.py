@@ -6,10 +6,12 @@ do the keys that say which layers slide, rotate or have experts.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from lm_from_scratch.limits import Count, Limit, is_integer, require, shown
+from lm_from_scratch.checkpoint import deepseek_v4
+from lm_from_scratch.limits import Count, Layers, is_integer, require, shown
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
+from lm_from_scratch.models.deepseek_v4 import DeepseekV4Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig, alternating
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
@@ -18,9 +20,6 @@ from lm_from_scratch.models.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
 from lm_from_scratch.models.smollm3 import SmolLM3Config, all_but_every
-
-#: Lists of so many are made before the weights of a file are looked at.
-Layers = Annotated[Count, Limit("is more layers than any model has", lambda n: n <= 2**16)]
 
 #: The same for all decoders since Qwen2.
 DECODER_NAMES = {
@@ -58,6 +57,8 @@ class Dialect:
     partial: bool = False  # whether the file says what share of a head is turned
     thetas: bool = False  # whether layers that slide have a theta of their own
     rope: Mapping[str, Any] | None = None  # the rotation of a file that has null for it
+    read: Callable[[dict[str, Any]], dict[str, Any]] = dict  # its words into those of other files,
+    write: Callable[[dict[str, Any]], dict[str, Any]] = dict  # and back
 
     @property
     def names(self) -> dict[str, str]:
@@ -361,6 +362,19 @@ _GPT_OSS = _LLAMA | {
     "sliding_window": 128,
     "layer_types": None,
 }
+_DEEPSEEK_V4 = _ABSENT | {
+    "num_hidden_layers": 43,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 1048576,
+    "head_dim": 512,
+    "sliding_window": 128,
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "compress_rates": None,
+    "compress_rope_theta": 160000.0,
+    "partial_rotary_factor": None,
+    "index_topk": 512,
+}
 #: How DeepSeek's own code routes; that of ``transformers`` knows no other way, and reads no key.
 _ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
@@ -427,6 +441,17 @@ DIALECTS = {
             "n_expert": "n_routed_experts",
             "top_group": "topk_group",
         },
+    ),
+    "deepseek_v4": Dialect(
+        DeepseekV4Config,
+        "DeepseekV4ForCausalLM",
+        deepseek_v4.layers,
+        _DEEPSEEK_V4,
+        only=deepseek_v4.ONLY,
+        extra_names=EXPERT_NAMES | {"n_expert": "n_routed_experts"},
+        partial=True,
+        read=deepseek_v4.read,
+        write=deepseek_v4.write,
     ),
     "smollm3": Dialect(
         SmolLM3Config,

@@ -34,6 +34,39 @@ TEXT = re.compile(r"^(model\.)?language_model\.")
 #: What ``torch.compile``, FSDP and gradient checkpointing put before the names of what they wrap.
 WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
+#: By the class of a config, pieces of the names in its files, each with ours: where several fit,
+#: the first is replaced first, and last on the way back. A whole name has "^." before it.
+PIECES: dict[str, list[tuple[str, str]]] = {
+    "DeepseekV4Config": [
+        (".attn.", ".self_attn."), (".attn_norm.", ".input_layernorm."), (".ffn.", ".mlp."),
+        (".ffn_norm.", ".post_attention_layernorm."), (".hc_attn_", ".attn_hc."),
+        (".hc_ffn_", ".ffn_hc."), ("^.hc_head_", "^.hc_head.hc_"), ("^.embed.", "^.embed_tokens."),
+        (".head.", ".lm_head."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."), (".gate.bias", ".gate.e_score_correction_bias"),
+        (".self_attn.attn_sink", ".self_attn.sinks"), (".self_attn.wkv.", ".self_attn.kv_proj."),
+        (".self_attn.norm.", ".self_attn.kv_norm."), (".wq_a.", ".q_a_proj."),
+        (".self_attn.q_norm.", ".self_attn.q_a_norm."), (".wo_a.", ".o_a_proj."),
+        (".self_attn.wq_b.", ".self_attn.q_b_proj."), (".wo_b.", ".o_b_proj."),
+        *(
+            (f".{theirs}.{piece}", f".compressor{ours}.{word}")
+            for theirs, ours in (("indexer.compressor", ".indexer"), ("compressor", ""))
+            for piece, word in (
+                ("wkv.", "kv_proj."), ("wgate.", "gate_proj."), ("norm.", "kv_norm."),
+                ("ape", "position_bias"),
+            )
+        ),
+        (".indexer.wq_b.", ".compressor.indexer.q_b_proj."),
+        (".indexer.weights_proj.", ".compressor.indexer.scorer.weights_proj."),
+    ],
+}  # fmt: skip
+
+
+def published_name(name: str, config: Any) -> str:
+    """The name in a file of a tensor whose name is ours, of a model with that config."""
+    for theirs, ours in reversed(PIECES.get(type(config).__name__, [])):
+        name = f"^.{name}".replace(ours, theirs)[2:]
+    return name
+
 
 def unwrapped(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """The tensors by the names that a model itself gives them, without those of what was wrapped
@@ -124,5 +157,7 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
 def our_name(name: str, model: CausalLM | Classifier) -> str:
     """The name that ``model`` gives to a tensor of a checkpoint."""
     prefix = f"{model.backbone.prefix}."
+    for theirs, ours in PIECES.get(type(model.backbone.config).__name__, ()):
+        name = f"^.{name}".replace(theirs, ours)[2:]
     name = name.replace("classifier.", "score.") if name.startswith("classifier.") else name
     return name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name

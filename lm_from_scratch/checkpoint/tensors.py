@@ -23,7 +23,7 @@ from lm_from_scratch.limits import shown
 CONSTANTS = re.compile(r"(^|\.)(h\.\d+\.attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 
 #: What stays in float32 at least, whatever the dtype of the weights: it moves in small steps.
-PRECISE = re.compile(r"\.e_score_correction_bias$")
+PRECISE = re.compile(r"\.(e_score_correction_bias|ffn\.gate\.bias)$")
 
 #: How files that are opened by unpickling end.
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
@@ -101,12 +101,13 @@ def to_one_dtype(tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> 
         for name, tensor in tensors.items()
         if PRECISE.search(name)
     }
-    dtypes = {tensor.dtype for name, tensor in tensors.items() if name not in precise}
+    others = {n: t for n, t in tensors.items() if t.is_floating_point() and n not in precise}
+    dtypes = {tensor.dtype for tensor in others.values()}
     if len(dtypes) < 2 or not dtypes <= DTYPES:
         return {**tensors, **precise}
     named = f"torch.{contents.get('dtype') or contents.get('torch_dtype')}"
     dtype = next((d for d in DTYPES if str(d) == named), reduce(torch.promote_types, dtypes))
-    return {name: precise.get(name, tensor.to(dtype)) for name, tensor in tensors.items()}
+    return {**tensors, **precise, **{name: tensor.to(dtype) for name, tensor in others.items()}}
 
 
 def write_tensors(

@@ -35,6 +35,7 @@ from lm_from_scratch.checkpoint.names import (
     check_sizes,
     of_text,
     our_name,
+    published_name,
     rename,
     unwrapped,
     without_mtp,
@@ -276,7 +277,9 @@ def write_model(
     if len(dtypes) > 1:
         raise ValueError(f"the parameters have different dtypes: {sorted(map(str, dtypes))}")
     write_config(model, folder, published)
-    write_tensors(unstacked(plain_tensors(stored(model))), folder, max_shard_bytes)
+    tensors, config = unstacked(plain_tensors(stored(model))), model.backbone.config
+    named = {published_name(name, config): tensor for name, tensor in tensors.items()}
+    write_tensors(named, folder, max_shard_bytes)
 
 
 def write_config(

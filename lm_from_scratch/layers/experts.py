@@ -80,14 +80,15 @@ def sigmoid_routing(
     scale: float = 1.0,
     n_group: int = 1,
     top_group: int = 1,
+    score: Callable[[Tensor], Tensor] = torch.sigmoid,
 ) -> Routing:
-    """The k experts of ``logits`` (N, E) with the largest sigmoid plus ``bias`` (E,); the bias does
-    not enter the weights, which are multiplied by ``scale``.
+    """The k experts of ``logits`` (N, E) with the largest sigmoid, or another ``score``, plus
+    ``bias`` (E,); the bias does not enter the weights, which are multiplied by ``scale``.
 
     Of ``n_group`` equal groups of neighbouring experts only the ``top_group`` best can be chosen
     from: a group is worth the sum of its two best experts.
     """
-    scores = logits.sigmoid()
+    scores = score(logits)
     for_choice = scores.detach() + bias
     if n_group > 1:
         groups = for_choice.unflatten(-1, (n_group, -1))  # (N, G, E / G)
@@ -183,6 +184,7 @@ class SigmoidRouter(Router):
     stays in float32 where the model goes to half precision."""
 
     e_score_correction_bias: Tensor
+    score: Callable[[Tensor], Tensor] = staticmethod(torch.sigmoid)
 
     def __init__(
         self,
@@ -216,9 +218,8 @@ class SigmoidRouter(Router):
         work = torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(work), self.weight.to(work))
         bias = self.e_score_correction_bias.to(work)
-        return sigmoid_routing(
-            logits, bias, self.top_k, self.normalize, self.scale, self.n_group, self.top_group
-        )
+        how = self.normalize, self.scale, self.n_group, self.top_group, self.score
+        return sigmoid_routing(logits, bias, self.top_k, *how)
 
 
 class Experts(nn.Module):
@@ -241,8 +242,9 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router and its experts instead of an MLP, for ``x`` (..., C). Raises ``ValueError`` if
-    a token is to visit more experts than there are."""
+    """A router and its experts instead of an MLP, for ``x`` (..., C). The router is given whatever
+    else it looks at, (N, ...). Raises ``ValueError`` if a token is to visit more experts than there
+    are."""
 
     def __init__(self, gate: Router, experts: Experts) -> None:
         super().__init__()
@@ -250,9 +252,9 @@ class MixtureOfExperts(nn.Module):
             raise ValueError(f"top_k={gate.top_k} must be at least 1, at most {len(gate.weight)}")
         self.gate, self.experts = gate, experts
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *beside: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)  # (N, C)
-        return self.experts(tokens, self.gate(tokens)).view_as(x)
+        return self.experts(tokens, self.gate(tokens, *beside)).view_as(x)
 
 
 class SharedExperts(MixtureOfExperts):
@@ -262,8 +264,8 @@ class SharedExperts(MixtureOfExperts):
         super().__init__(gate, experts)
         self.shared_experts = shared
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.shared_experts(x)
+    def forward(self, x: Tensor, *beside: Tensor) -> Tensor:
+        return super().forward(x, *beside) + self.shared_experts(x)
 
 
 class GatedSharedExpert(MixtureOfExperts):
@@ -275,8 +277,10 @@ class GatedSharedExpert(MixtureOfExperts):
         self.shared_expert = shared
         self.shared_expert_gate = nn.Linear(gate.weight.shape[1], 1, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+    def forward(self, x: Tensor, *beside: Tensor) -> Tensor:
+        return super().forward(x, *beside) + self.shared_expert_gate(
+            x
+        ).sigmoid() * self.shared_expert(x)
 
 
 def active_parameters(model: nn.Module) -> int:

@@ -72,6 +72,14 @@ def gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
     return act(gate) * up
 
 
+def clamped(
+    product: Callable[[Tensor, Tensor], Tensor], limit: float, gate: Tensor, up: Tensor
+) -> Tensor:
+    """A gated ``product`` of ``gate`` and ``up`` (..., F) cut off at ``limit``, and ``up`` at its
+    negative too."""
+    return product(gate.clamp(max=limit), up.clamp(-limit, limit))
+
+
 #: The gated products by the name of their activation.
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{name: partial(gated, act) for name, act in ACTIVATIONS.items()},

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.layers.hyper_connections import HyperConnection
 from lm_from_scratch.layers.norm import RMSNorm, ZeroCentredRMSNorm
 from lm_from_scratch.limits import Share, require
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
@@ -22,5 +23,5 @@ def residual_dropout_(model: Qwen2ForCausalLM, dropout: float) -> None:
     model.model.embed_tokens.register_forward_hook(drop)
     for block in model.model.layers:
         for part in block.children():
-            if not isinstance(part, RMSNorm | ZeroCentredRMSNorm):
+            if not isinstance(part, RMSNorm | ZeroCentredRMSNorm | HyperConnection):
                 part.register_forward_hook(drop)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
 from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3ForCausalLM
+from lm_from_scratch.models.deepseek_v4 import (
+    HASHED,
+    HEAVY,
+    SCORED,
+    SPARSE,
+    DeepseekV4ForCausalLM,
+)
 from lm_from_scratch.models.gated_attention import GatedForCausalLM
 from lm_from_scratch.models.gemma3 import Gemma3ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
@@ -42,6 +50,8 @@ from lm_from_scratch.models.smollm3 import SmolLM3ForCausalLM
 
 SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 YARN = ROPES[4]
+#: Families of which transformers pools the columns of a row, its padding among them.
+POOLING = {"deepseek_v4"}
 #: YaRN as DeepSeek has it: the sharpness of scores apart from the rotation's size.
 DEEPSEEK_ROPES = [
     *ROPES,
@@ -202,6 +212,32 @@ def qwen3_5(draw: Random) -> dict[str, Any]:
 
 def qwen3_5_moe(draw: Random) -> dict[str, Any]:
     return qwen3_5(draw) | experts(draw)
+
+
+def deepseek_v4(draw: Random) -> dict[str, Any]:
+    """An indexer of few heads scores many entries exactly 0, and ``topk`` breaks ties by layout: so
+    it has many. Layers that slide, and the lists of kinds, may be left to the defaults."""
+    config, groups = numbers(draw), draw.choice([1, 2, 3])
+    D, R = draw.choice([(12, 4), (16, 8), (16, 16), (24, 6)])
+    rope = dict(draw.choice([rope for rope in ROPES if rope["rope_type"] != "dynamic"]))
+    n_expert, kinds = draw.choice([2, 5, 8]), (SLIDING, SPARSE, HEAVY)
+    if draw.choice([False, True, True]):
+        config["layer_types"] = kinds_of_layers(draw, config, kinds)
+    if draw.choice([False, True, True]):
+        config["mlp_layer_types"] = kinds_of_layers(draw, config, (HASHED, SCORED))
+    del config["num_key_value_heads"], config["intermediate_size"]
+    return config | dict(
+        hidden_size=draw.choice([20, 31, 48]), head_dim=D, partial_rotary_factor=R / D,
+        num_attention_heads=groups * draw.choice([1, 2]), o_groups=groups,
+        q_lora_rank=draw.choice([9, 14]), o_lora_rank=draw.choice([5, 8]), rope_parameters=rope,
+        compress_rope_theta=draw.choice([16e4, 500.0]), sliding_window=draw.choice([2, 3, 6]),
+        compress_rates={SPARSE: draw.choice([2, 3]), HEAVY: draw.choice([2, 5])},
+        index_n_heads=24, index_head_dim=R + draw.choice([0, 6]), index_topk=draw.choice([1, 2, 9]),
+        hc_mult=draw.choice([1, 2, 4]), hc_sinkhorn_iters=draw.choice([1, 3, 20]),
+        hc_eps=draw.choice([1e-6, 1e-2]), n_routed_experts=n_expert,
+        num_experts_per_tok=draw.randint(1, n_expert), moe_intermediate_size=draw.choice([5, 9]),
+        routed_scaling_factor=draw.choice([1.0, 2.5]), swiglu_limit=draw.choice([0.5, 10.0]),
+    )  # fmt: skip
 
 
 def smollm3(draw: Random) -> dict[str, Any]:
@@ -417,6 +453,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": Family(qwen3_next, Qwen3NextForCausalLM),
     "qwen3_5_text": Family(qwen3_5, Qwen3_5ForCausalLM),
     "qwen3_5_moe_text": Family(qwen3_5_moe, Qwen3_5MoeForCausalLM),
+    "deepseek_v4": Family(deepseek_v4, DeepseekV4ForCausalLM),
     "smollm3": Family(smollm3, SmolLM3ForCausalLM),
     "gemma3_text": Family(gemma3, Gemma3ForCausalLM),
     "gpt_oss": Family(gpt_oss, GptOssForCausalLM),
@@ -479,6 +516,11 @@ def enlarge_biases_(model: nn.Module, seed: int = 0) -> list[Tensor]:
     for layer, bias in enumerate(biases):
         generator = torch.Generator().manual_seed(seed + layer)
         bias.copy_(0.3 * torch.randn(len(bias), generator=generator))
+    for name, table in model.named_buffers():
+        if name.endswith("tid2eid"):  # as many experts of a token as it has, all different
+            E = len(model.get_submodule(name.removesuffix(".tid2eid")).weight)
+            order = torch.rand(len(table), E, generator=torch.Generator().manual_seed(seed))
+            table.copy_(order.argsort(dim=1)[:, : table.shape[1]])
     return biases
 
 
@@ -524,11 +566,29 @@ class Pair:
 
     def theirs(self, idx: Tensor, positions: Tensor | None = None, **options: Any) -> Any:
         """What transformers computes; padding is told by ``positions`` of -1."""
+        if positions is not None and self.twin.config.model_type in POOLING:
+            return self._theirs_alone(idx, positions, **options)
         if positions is not None:
             options |= dict(attention_mask=(positions >= 0).long())
             options |= dict(position_ids=positions.clamp(min=0))
         with in_float64():
             return self.twin(idx, use_cache=False, **options)
+
+    def _theirs_alone(self, idx: Tensor, positions: Tensor, labels: Tensor | None = None) -> Any:
+        """Each row by itself: padding in front would be pooled."""
+        logits, losses, counts = [], [], []
+        for n, row in enumerate(idx):
+            real = positions[n] >= 0
+            own = {} if labels is None else {"labels": labels[n][real][None]}
+            with in_float64():
+                out = self.twin(row[real][None], use_cache=False, **own)
+            whole = out.logits.new_zeros(len(row), out.logits.shape[-1])
+            logits.append(whole.masked_scatter(real[:, None], out.logits))
+            if labels is not None and (count := int((own["labels"][:, 1:] >= 0).sum())):
+                losses.append(out.loss * count)
+                counts.append(count)
+        loss = torch.stack(losses).sum() / sum(counts) if counts else None
+        return SimpleNamespace(logits=torch.stack(logits), loss=loss)
 
     def gradients(self) -> dict[str, Tensor]:
         """Of theirs, by our names and in our layout: GPT-2 has its linear maps transposed there."""
@@ -566,5 +626,8 @@ def near_gradients(both: Pair, loss: Tensor, their_loss: Tensor) -> None:
     their_loss.backward()
     gradients = both.gradients()
     for name, p in both.ours.named_parameters():
-        near(p.grad, gradients.pop(name), name)
+        if (gradient := gradients.pop(name)) is None:  # of what only chooses
+            assert p.grad is None, name
+        else:
+            near(p.grad, gradient, name)
     assert not gradients

@@ -42,6 +42,8 @@ STATES = dict(
     linear_conv_kernel_dim=3,
 )  # fmt: skip
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
+STATES = {"linear_attention", "heavily_compressed_attention"}
+HASHES = ["hash_moe", "moe", "moe"]
 #: What a small ``config.json`` of each family says, with a layer of each kind that it has.
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=0,
@@ -60,6 +62,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1, n_shared_experts=1,
         first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8,
         qk_rope_head_dim=4, v_head_dim=8),
+    "deepseek_v4": {key: value for key, value in (DECODER | EXPERTS).items() if value != 48} | dict(
+        num_key_value_heads=1, n_routed_experts=4, head_dim=16, partial_rotary_factor=0.25,
+        num_hidden_layers=3, q_lora_rank=16, o_groups=2, o_lora_rank=8, index_n_heads=16,
+        index_head_dim=8, index_topk=3, hc_mult=2, sliding_window=8, mlp_layer_types=HASHES,
+        layer_types=["sliding_attention", "compressed_sparse_attention",
+                     "heavily_compressed_attention"],
+        compress_rates={"compressed_sparse_attention": 2, "heavily_compressed_attention": 5}),
     "smollm3": DECODER | dict(no_rope_layers=[1, 0]),
     "gemma3_text": DECODER | dict(
         head_dim=12, query_pre_attn_scalar=10, sliding_window=24, sliding_window_pattern=2),
@@ -214,7 +223,7 @@ def drafts(s: Session) -> None:
     folder, by_itself = s.files.model, ["--draft", s.files.model]
     model, ids = from_pretrained(folder), Tokenizer.load(folder).start(TIDES)
     greedy = Sampler(temperature=0)
-    if "linear_attention" in CONFIGS[folder.name].get("layer_types", ()):
+    if STATES & {*CONFIGS[folder.name].get("layer_types", ())}:
         with pytest.raises(ValueError, match="speculative decoding is not supported"):
             speculate(model, PromptLookup(), [ids], 12, greedy)
         words = ["generate", "--model", folder, "--prompt", PROMPTS[0], *GREEDY, *by_itself]
