@@ -136,7 +136,8 @@ def test_the_right_choice_is_known_by_its_beginning(caplog: pytest.LogCaptureFix
 def test_what_the_first_block_draws_stands_above_it() -> None:
     for drawn, first in ((nodes.raw("", "<svg>"), True), (nodes.container(), False)):
         drawn["classes"].append("sphx-glr-script-out")
-        question = asked(drawn, nodes.literal_block("", "later", language="Python"), nodes.raw())
+        later = nodes.literal_block("", "later", language="Python")
+        question = asked(drawn, paragraph("Then"), later, nodes.raw())
         page, code = question.parent, question.parent[2]
         lessons.show_picture_first(page)
         assert page.index(drawn) == (2 if first else 3) and page.index(code) == (3 if first else 2)

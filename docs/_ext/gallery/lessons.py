@@ -120,13 +120,16 @@ def is_output(node: nodes.Node) -> bool:
 
 
 def show_picture_first(document: nodes.document) -> None:
-    """A page begins with its picture: what its first block of code draws stands above the code."""
+    """A page begins with its picture: what its first code draws stands above the code, which may be
+    several blocks up to the next text."""
     block = next(iter(document.findall(is_code)), None)
-    outputs = list(takewhile(is_output, below(block))) if block else []
+    first = [block, *below(block)] if block else []
+    nodes_of_code = takewhile(lambda n: is_code(n) or is_output(n) or is_ignored(n), first)
+    outputs = [node for node in nodes_of_code if is_output(node)]
     if any(isinstance(node, nodes.raw) for node in outputs):
-        place = block.parent.index(block)
         for node in outputs:
             block.parent.remove(node)
+        place = block.parent.index(block)
         block.parent.insert(place, outputs)
 
 
