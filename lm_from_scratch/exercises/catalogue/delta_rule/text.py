@@ -8,6 +8,8 @@
 # $$S \leftarrow e^{g_t} S, \qquad
 # S \leftarrow S + \beta_t \, k_t \, (v_t - S^\top k_t)^\top, \qquad y_t = S^\top q_t$$
 #
+# The page writes $\alpha_t$ for $e^{g_t}$; models compute its logarithm, and you are given that.
+#
 # What holds for your function:
 #
 # - `q` and `k` have shape `(B, H, T, Dk)`, `v` has `(B, H, T, Dv)`. `g` and `beta` have `(B, H, T)`:

@@ -8,7 +8,8 @@
 # \rho = \frac{\pi}{\pi_\mathrm{old}}, \qquad
 # \ell = -\min\left( \rho A, \; \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) \, A \right)$$
 #
-# $A$ is the *advantage* of an answer with the reward R. $\pi$ is the probability of a token now, and $\pi_\mathrm{old}$
+# $A$ is the *advantage* of an answer with the reward R. (The page leaves it at $R - \mathrm{mean}(R)$ and needs no clip,
+# as it takes one step for each batch.) $\pi$ is the probability of a token now, and $\pi_\mathrm{old}$
 # the one with which it was sampled.
 #
 # To keep the model near a frozen reference, $k$ times an estimate of the distance from it is added to the loss of each

@@ -14,8 +14,9 @@
 # \qquad \text{first} = \lfloor i(\beta_\text{fast}) \rfloor, \qquad
 # \text{last} = \lceil i(\beta_\text{slow}) \rceil$$
 #
-# and its new speed is $(1 - \gamma_i)\,\omega_i + \gamma_i\,\omega_i / s$. Besides, cosines and
-# sines are multiplied by $0.1 \ln s + 1$, which makes attention a little sharper.
+# and its new speed is $(1 - \gamma_i)\,\omega_i + \gamma_i\,\omega_i / s$. (The page on longer contexts
+# writes $\kappa_i$ for the share that is kept, $1 - \gamma_i$.) Besides, cosines and sines are
+# multiplied by $0.1 \ln s + 1$, which makes attention a little sharper.
 #
 # What holds for your function:
 #
