@@ -38,10 +38,12 @@ def large_gate(g: Generator) -> Call:
     return call(x, gate, up, down)
 
 
-def not_numbers(function: Callable[..., Any], *args: Tensor) -> dict[str, Any]:
+def not_numbers(function: Callable[..., Any], *args: Tensor) -> Any:
     """The result, and which gradients hold NaN."""
     leaves = [x.detach().requires_grad_() for x in args]
     result = function(*leaves)
+    if not isinstance(result, Tensor) or not result.requires_grad:
+        return result
     reached = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
     names = zip(("x", "gate", "up", "down"), reached, strict=True)
     found = [name for name, x in names if x is not None and x.isnan().any()]
@@ -63,7 +65,6 @@ def double(g: Generator) -> Call:
 SILU, PRODUCT = "z * torch.sigmoid(z)", "(passed * (x @ up.T)) @ down.T"
 PLAIN, SQUARE, LARGE = "three maps and a gate", "as wide as the state, I = C", "a large gate"
 HALF, DOUBLE, GRADIENT = "bfloat16", "float64, four axes", "gradients of all arguments"
-FAR = "gradients where the gate is far below 0"
 
 #: What is mistaken, the change of the solution in `text.py`, the case that rejects it.
 WRONG = [
@@ -97,7 +98,7 @@ WRONG = [
     ("z * exp(z) / (1 + exp(z)), where a large exponential is infinite",
      {SILU: "z * torch.exp(z) / (1 + torch.exp(z))"}, LARGE, "a result with NaN is never named"),
     ("z / (1 + exp(-z)): infinite / infinite in its gradient where the gate is far below 0",
-     {SILU: "z / (1 + torch.exp(-z))"}, FAR),
+     {SILU: "z / (1 + torch.exp(-z))"}, LARGE),
     ("the gate is limited to 20", {SILU: "z.clamp(-20, 20) * torch.sigmoid(z)"}, LARGE),
     ("the result is float32",
      {PRODUCT: f"({PRODUCT}).to(torch.promote_types(x.dtype, torch.float32))"}, HALF),
@@ -123,11 +124,8 @@ CASES = (
          "nn.Linear stores the outputs first: x @ weight.T. Where I = C, a missing .T raises no "
          "error", points=2),
     Case(LARGE, large_gate,
-         "exp(100) is infinite in float32, and infinite / infinite is NaN. torch.sigmoid is safe",
-         tolerance=(1e-4, 1e-2)),
-    Case(FAR, large_gate,
-         "exp(200) is infinite in float32. z / infinite is 0, which is right; its gradient divides "
-         "infinite by infinite", use=not_numbers, tolerance=(1e-4, 1e-2)),
+         "exp(100) is infinite in float32, and infinite / infinite is NaN, in the result or in a "
+         "gradient. torch.sigmoid is safe", use=not_numbers, tolerance=(1e-4, 1e-2)),
     Case(HALF, bfloat16, "the result has the dtype of x", tolerance=(3e-2, 3e-2)),
     Case(DOUBLE, double,
          "float64 must not pass through float32; all axes of x but the last are alike", points=2),
