@@ -2,7 +2,7 @@ r"""
 Rewards: only right or wrong
 ============================
 
-A small model can add, but it then learned from careless answers: four of ten were wrong. Here it answers one sum eight
+A small model could add. Then it learned from careless answers, four in ten of them wrong. Here it answers one sum eight
 times. A program marks each answer as right, 1, or wrong, 0. That number is the *reward*.
 """
 

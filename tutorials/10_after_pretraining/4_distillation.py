@@ -212,4 +212,4 @@ for name in ("labels", "teacher"):
 #
 # * A label says which token came; a teacher says how probable every token was. Distillation imitates the distribution.
 # * Its loss is the divergence of two distributions. With a teacher who is certain, it is the usual loss.
-# * It helps where data is short. More data can help as much.
+# * It helps where data is scarce. More data can help as much.

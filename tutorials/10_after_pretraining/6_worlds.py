@@ -3,7 +3,7 @@ Does the model know where the key is?
 =====================================
 
 A story: Mia puts the key in the box, and Tom takes the box to the kitchen. From then on no sentence mentions the key,
-yet you know where it is. What does a model say that has read nothing but such stories? Ask it:
+yet you know where it is. What does a model that has read nothing but such stories say? Ask it:
 
 .. live:: next
    :model: worlds
@@ -339,5 +339,5 @@ assert trained[:, 1:, 0].max() < random[:, 1:, 0].mean()
 #
 # * Fluency comes first: nearly all sentences are grammatical, and many of the events in them could not happen. A program
 #   that knows the world can count that.
-# * An answer that says its steps needs one look for each step.
-# * A probe proves something only against random weights: there, words alone beat chance.
+# * An answer that spells out its steps needs only one look for each.
+# * A probe proves something only if it beats the same probe on random weights. Even there, words alone beat chance.

@@ -263,6 +263,6 @@ assert torch.equal(again(ids), best.eval()(ids))
 # Summary
 # -------
 #
-# * From a folder to a model that continues it: two commands, or a few lines of Python for each step.
+# * From a folder to a model that continues its texts: two commands, or a few lines of Python for each step.
 # * Keep the weights with the lowest held-out loss. After that, a model begins to copy.
 # * To know whether a loss is good, compare its bits per byte with those of a compressor on the same text.

@@ -4,7 +4,7 @@ GaLore: Adam with a third of its state
 
 AdamW needs four numbers for every weight: the weight, its gradient, and the two *moments* m and v, which it keeps until
 the next step. For Llama 7B, at two bytes a number, that is 54 GB. **GaLore** shrinks the moments. Two more ideas, one on
-top of the other, bring the training onto one consumer card:
+top of the other, bring training down to one consumer card:
 """
 
 # sphinx_gallery_needs = ["1_adamw"]

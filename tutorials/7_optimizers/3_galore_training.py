@@ -318,5 +318,5 @@ assert abs(small[0] / 8e-3 - 58) < 1
 #
 # * A quarter of the directions keeps most of what AdamW learns, with half of its state here. Full rank costs more than
 #   AdamW.
-# * Tune both sides with the same freedom. One learning rate too few makes AdamW look bad.
+# * Tune both with the same care. Try one learning rate too few, and AdamW looks bad.
 # * Gradients and activations stay as large as they were, and so does the state of embedding and head.

@@ -366,4 +366,4 @@ assert 0 < sum(miss["2 of 15 and a shared one"]) - sum(miss["3 of 16"]) < 0.3
 # * A mixture of experts replaces an MLP by many small ones; a router sends each token to the k best. Memory grows with
 #   the number of experts, work with k.
 # * Left alone, a router overloads its favourites. An auxiliary loss or a bias for the choice spreads the tokens.
-# * At equal work our mixture is better than a dense MLP, at equal memory it is worse.
+# * At equal work our mixture is better than a dense MLP; at equal memory it is worse.

@@ -316,6 +316,6 @@ assert max(x[:, 2].max() for x in found.values()) < 0.03 + min(
 # Summary
 # -------
 #
-# * Softmax weights sum to 1, so idle heads build a bin: a key that they like, mostly the first, with a small value.
+# * Softmax weights sum to 1, so idle heads make themselves a bin: a key that they like, mostly the first, with a small value.
 # * A window that keeps the first token costs one slot. Measure whether it helps.
 # * A sink is a score without a value; a gate turns down what was read. Both let an idle head say nothing.

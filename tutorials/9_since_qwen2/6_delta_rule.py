@@ -305,7 +305,7 @@ assert min(lost[8]) > 0.99 and min(lost[32]) > 0.6 and max(lost[128]) < 0.4
 # -------
 #
 # * Where attention keeps keys and values of all tokens, the delta rule keeps one matrix of fixed size in every head.
-# * The delta rule reads before it writes, and writes the difference: a key that comes again has its new value. A gate
+# * The delta rule reads before it writes, and writes the difference: a key that comes again gets its new value. A gate
 #   alone makes everything old quieter.
 # * A matrix holds about as many facts as it is wide, and cannot take one back. So published models keep some blocks with
 #   attention.

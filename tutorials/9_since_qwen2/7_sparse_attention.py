@@ -338,5 +338,5 @@ assert sparse > dense
 #
 # * Most of a query's attention is on few keys. A small indexer learns which, from the model's own attention weights.
 # * A choice has no gradient, so the indexer has its own loss. And equal scores need a rule.
-# * An indexer pays off when the text is much longer than k. For short texts, or for a model that looks near, a window is
+# * An indexer pays off when the text is much longer than k. For short texts, or for a model that looks only nearby, a window is
 #   as good.
