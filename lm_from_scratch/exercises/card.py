@@ -5,6 +5,7 @@ plain values are read from the call ``EXERCISE = Exercise(...)`` that ends its `
 """
 
 import ast
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -33,11 +34,12 @@ class Card:
     draft: bool = False
 
     @property
-    def key(self) -> tuple[int, str, int, str]:
+    def key(self) -> tuple[int, int, str, int, str]:
         """The place in the learning path: chapter, page, difficulty, name."""
         chapter, _, page = self.page.partition("/")
         number = int(chapter.partition("_")[0]) if chapter[:1].isdigit() else 99  # GPU pages last
-        return number, page, self.difficulty, self.name
+        lesson = re.match(r"\d+", page)
+        return number, int(lesson[0]) if lesson else 0, page, self.difficulty, self.name
 
 
 def folder(name: str) -> Path:

@@ -1,0 +1,160 @@
+"""Layers that read the keys of an earlier layer, and embeddings for every layer: whole, in pieces,
+padded; and the same functions in transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lm_from_scratch.attention.attention import formula_attention
+from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.slots import StaticCache, cache_for
+from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.models.qwen2 import FULL, SLIDING
+from lm_from_scratch.models.randomize import randomize_
+from lm_from_scratch.models.shared_keys import (
+    PerLayerEmbedding,
+    SharedConfig,
+    SharedForCausalLM,
+    log_scale,
+    sources,
+)
+from lm_from_scratch.text.batch import padded_batch
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=97, n_layer=6, n_head=4, n_kv_head=2, n_embd=24, head_dim=8, intermediate_size=28,
+    sliding_window=4, layer_types=(SLIDING, FULL) * 3, eos_token_id=None, per_layer_width=6,
+)  # fmt: skip
+IDX = torch.randint(97, (2, 13), generator=torch.Generator().manual_seed(1))
+
+
+def model(**changes: Any) -> SharedForCausalLM:
+    made = SharedForCausalLM(SharedConfig(**SIZES | changes)).double().eval()
+    randomize_(made)
+    return made
+
+
+def near(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 3, 4])
+@pytest.mark.parametrize("width", [0, 6])
+@torch.no_grad()
+def test_pieces_and_padded_rows_are_a_whole_pass(shared: int, width: int) -> None:
+    m = model(kv_shared_layers=shared, per_layer_width=width)
+    whole, own = m(IDX), 6 - shared
+    for cache in (GrowingCache(own), StaticCache(own, 20), cache_for(m.config.windows, slack=4)):
+        pieces = [m(part, cache=cache) for part in IDX.split([5, 1, 4, 3], dim=1)]
+        near(torch.cat(pieces, dim=1), whole)
+    rows = [IDX[0].tolist(), IDX[1, :7].tolist()]
+    batch = padded_batch(rows, 0, "left")
+    logits = m(batch.idx, positions=batch.positions)
+    near(logits[1, -7:], m(IDX[1:, :7])[0])
+    want = [m(torch.tensor([row]))[0, -1].argmax() for row in rows]
+    assert [out[0] for out in complete(generate(m, rows, 1, GREEDY))] == [int(n) for n in want]
+
+
+@pytest.mark.parametrize("shared", [1, 3, 4])
+@torch.no_grad()
+def test_a_cache_holds_what_the_layers_with_keys_keep(shared: int) -> None:
+    m = model(kv_shared_layers=shared, layer_types=(FULL,) * 6)
+    m(IDX, cache=(cache := cache_for(m.config.windows, reserve=13)))
+    assert cache.nbytes == 2 * (6 - shared) * 13 * 2 * 2 * 8 * 8
+    names = {name for name, _ in m.named_parameters() if "k_proj" in name or "k_norm" in name}
+    assert len(names) == 2 * (6 - shared)
+
+
+@torch.no_grad()
+def test_a_layer_that_shares_sees_keys_and_values_of_its_source() -> None:
+    m = model(kv_shared_layers=2)
+    seen: dict[int, tuple[Tensor, ...]] = {}
+    for layer, block in enumerate(m.model.layers):
+        block.self_attn.attend = lambda q, k, v, visibility, dropout, layer=layer: (
+            seen.setdefault(layer, (k, v)),
+            formula_attention(q, k, v, visibility),
+        )[1]
+    m(IDX)
+    assert seen[4][0] is seen[2][0] and seen[5][1] is seen[3][1] and seen[4][0] is not seen[0][0]
+
+
+def test_every_weight_learns_and_the_source_for_its_readers_too() -> None:
+    m = model(kv_shared_layers=3)
+    m(IDX).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in m.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shared"),
+    [
+        ([FULL] * 4, 3),
+        ([SLIDING, FULL] * 3, 2),
+        (([SLIDING] * 5 + [FULL]) * 7, 18),
+        (([SLIDING] * 4 + [FULL]) * 7, 20),
+        ([SLIDING, SLIDING, FULL, FULL], 0),
+    ],
+)
+def test_sources_are_those_of_gemma_4(kinds: list[str], shared: int) -> None:
+    """Transformers says of each layer whether it stores keys for others, or reads the last ones."""
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model(
+        "gemma4_text", num_hidden_layers=len(kinds), layer_types=[*kinds],
+        num_kv_shared_layers=shared,
+    ).kv_sharing_modes  # fmt: skip
+    stored: dict[str, int] = {}
+    for layer, (kind, mode) in enumerate(zip(kinds, theirs, strict=True)):
+        stored |= {kind: layer} if mode == "store" else {}
+        assert sources(kinds, shared)[layer] == (stored[kind] if mode == "reuse" else layer)
+
+
+@pytest.mark.parametrize(("kinds", "shared"), [([SLIDING, FULL], 1), ([FULL], 1), ([FULL], -1)])
+def test_layers_without_a_source_are_refused(kinds: list[str], shared: int) -> None:
+    with pytest.raises(ValueError, match="cannot share keys: the first"):
+        sources(kinds, shared)
+
+
+@torch.no_grad()
+def test_embeddings_for_every_layer_are_those_of_gemma_4() -> None:
+    from transformers import AutoConfig
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
+
+    config = AutoConfig.for_model(
+        "gemma4_text", vocab_size=97, vocab_size_per_layer_input=97, num_hidden_layers=6,
+        hidden_size=24, intermediate_size=28, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, global_head_dim=8, hidden_size_per_layer_input=6, pad_token_id=0,
+    )  # fmt: skip
+    theirs, ours = Gemma4TextModel(config).eval(), PerLayerEmbedding(SharedConfig(**SIZES))
+    randomize_(theirs)
+    ours.table.weight.copy_(theirs.embed_tokens_per_layer.weight)
+    ours.projection.weight.copy_(theirs.per_layer_model_projection.weight)
+    ours.norm.weight.copy_(theirs.per_layer_projection_norm.weight)
+    x = theirs.embed_tokens(IDX)
+    want = theirs.project_per_layer_inputs(x, theirs.get_per_layer_inputs(IDX))
+    torch.testing.assert_close(ours(IDX, x), want)
+
+
+def test_embeddings_in_place_of_ids_have_no_rows_for_the_layers() -> None:
+    with pytest.raises(ValueError, match="need token ids"):
+        model()(torch.randn(2, 5, 24).double())
+    assert model(per_layer_width=0)(torch.randn(2, 5, 24).double()).shape == (2, 5, 97)
+
+
+def test_queries_grow_as_in_llama_4() -> None:
+    """Its attention of layers without rotation, fed ones."""
+    from transformers.models.llama4 import modeling_llama4 as llama4
+
+    config = llama4.Llama4TextConfig(
+        hidden_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+        num_hidden_layers=4, floor_scale=16, attn_scale=0.3, attn_temperature_tuning=True,
+    )  # fmt: skip
+    attention = llama4.Llama4TextAttention(config, 3)
+    assert not attention.use_rope
+    positions = torch.arange(200)
+    want = torch.log1p(torch.floor((positions.float() + 1) / 16)) * 0.3 + 1.0
+    assert (attention.floor_scale, attention.attn_scale) == (16, 0.3)
+    scales = log_scale(positions[None], 16, 0.3)
+    torch.testing.assert_close(scales, want[None, None, :, None])
+    assert torch.equal(scales[..., :15, :], torch.ones(1, 1, 15, 1))
