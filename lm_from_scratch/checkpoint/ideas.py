@@ -352,7 +352,7 @@ IDEAS: dict[str, Idea] = {
     "recurrent": Idea("Another recurrent layer", "9_since_qwen2/6_delta_rule"),
     "sparse": Idea("Learned sparse attention", "9_since_qwen2/7_sparse_attention", _sparse),
     "several": Idea("Multi-token prediction", "9_since_qwen2/8_multi_token_prediction", _several),
-    "hyper": Idea("Hyper-connections", "9_since_qwen2/9_any_config", _hyper),
+    "hyper": Idea("Hyper-connections", "9_since_qwen2/10_residual_streams", _hyper),
 }  # fmt: skip
 
 #: Switches that turn off what the code of a family does by default.

@@ -228,6 +228,46 @@ def mtp_targets(words: Sequence[str], depths: Sequence[int] = (0, 1)) -> Drawing
     return canvas.drawing()
 
 
+def residual_streams(
+    read: Sequence[float], write: Sequence[float], carry: Sequence[Sequence[float]]
+) -> Drawing:
+    """A block with several residual streams: the weights with which it reads and writes each, and
+    below it how the streams are mixed, ``carry[j][i]`` of stream j into stream i. Up to five
+    fit."""
+    n, side = len(read), 38
+    low = 36 * n + 34.0
+    canvas = Canvas(WIDTH, low + (side - 8) * n + 40)
+    middle = 36 * n / 2 + 14
+    canvas.note(4, 8, "read")
+    canvas.note(WIDTH - 4, 8, "write", "end")
+    for j in range(n):
+        y = 36 * j + 32.0
+        for x in (4, WIDTH - 64):
+            canvas.cell(x, y - 13, 60, 26, f"stream {j + 1}", 12, BLUE, 0.2, BLUE)
+        canvas.line(66, y, 138, middle, 0.6 + 3 * read[j], arrow=True)
+        canvas.line(205, middle, WIDTH - 66, y, 0.6 + 1.5 * write[j], arrow=True)
+        aside = y - 8 if y < middle else y + 8  # where no line is
+        canvas.text(82, aside, f"{read[j]:.2f}", 11)
+        canvas.text(WIDTH - 82, aside, f"{write[j]:.2f}", 11)
+    canvas.cell(140, middle - 20, 64, 40, "block F", 13, ORANGE, 0.3, ORANGE, bold=True)
+    canvas.title(low, "carry: what part of a stream goes where")
+    grid = Grid(canvas, 100, low + 36, side, side - 8)
+    for j, parts in enumerate(carry):
+        x, y = grid.middle(j, j)
+        canvas.note(92, y, f"from {j + 1}", "end")
+        canvas.note(x, low + 24, f"to {j + 1}", "middle")
+        for i, part in enumerate(parts):
+            grid.cell(j, i, f"{part:.2f}", 11, BLUE, min(1.0, 0.7 * part), INK, 3)
+    return canvas.drawing(
+        f"A block reads {n} streams with the weights {', '.join(f'{w:.2f}' for w in read)}, writes "
+        f"with {', '.join(f'{w:.2f}' for w in write)}, and carries them on: "
+        + "; ".join(
+            f"of stream {j + 1} " + ", ".join(f"{part:.2f}" for part in parts)
+            for j, parts in enumerate(carry)
+        )
+    )
+
+
 def config_lines(config: Mapping[str, Any], labels: Mapping[str, str]) -> Drawing:
     """The lines of a config, a key and its value each, and on the right what ``labels`` call the
     key. Lines with one label are next to each other and have one colour; those without stand first.

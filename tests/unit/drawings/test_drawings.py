@@ -151,6 +151,8 @@ EXAMPLES: list[tuple[Callable[..., Drawing], tuple[Any, ...]]] = [
     (since_qwen2_models.delta_rule_step, (torch.eye(5), torch.ones(5), torch.ones(5))),
     (since_qwen2_models.self_draft, ("If the file does not exist, an", [" exception", ",", " an"])),
     (since_qwen2_models.mtp_targets, (["If", " the", " file", " does", " not"], (0, 1, 2))),
+    (since_qwen2_models.residual_streams, ([0.2, 0.8], [1.0, 2.0], [[0.6, 0.4], [0.4, 0.6]])),
+    (since_qwen2_models.residual_streams, ([0.2] * 5, [2.0] * 5, [[0.2] * 5] * 5)),
     (since_qwen2_models.config_lines, (CONFIG, LABELS)),
     (since_qwen2_models.cache_sizes, ({"a": (2**31, 0), "b": (2**22, 2**21)}, 1000)),
     (since_qwen2_attention.softmax_budget, (["a", "b", "c"], [0.0, 0.0, 0.0], 0.0)),
