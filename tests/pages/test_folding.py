@@ -13,7 +13,7 @@ OWN = "from lm_from_scratch.instruments.plot import figure, mask_map\n"
 
 def shown(code: str) -> list[tuple[str, str]]:
     """The first line of each part, and the line behind which it is folded."""
-    return [(part.text.split("\n")[0], part.label) for part in folding.parts([code])[0]]
+    return [(part.text.split("\n")[0], part.label) for part in folding.parts((code,))[0]]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,14 @@ def test_a_block_is_folded(code: str, parts: list[tuple[str, str]]) -> None:
 
 def test_names_that_draw_are_known_in_later_blocks() -> None:
     blocks = [DRAW + "fig, ax = plt.subplots()\n", "ax.plot([1])\n", "x.plot([1])\n"]
-    assert [parts[0].label for parts in folding.parts(blocks)] == ["code of the figure"] * 2 + [""]
+    assert [parts[0].label for parts in folding.parts(tuple(blocks))] == [
+        "code of the figure"
+    ] * 2 + [""]
 
 
 def test_no_line_is_lost() -> None:
     code = IMPORTS + "\n# why\nx = 1\n\n# so\nassert x  # really\n"
-    together = "\n".join(part.text for part in folding.parts([code])[0])
+    together = "\n".join(part.text for part in folding.parts((code,))[0])
     assert [line for line in together.split("\n") if line] == [
         line for line in code.split("\n") if line
     ]
@@ -78,7 +80,7 @@ def test_what_is_read_later_is_shown() -> None:
         "axes = f(x)\n",
         "axes.append(1)\n",
     ]
-    labels = [[part.label for part in parts] for parts in folding.parts(blocks)]
+    labels = [[part.label for part in parts] for parts in folding.parts(tuple(blocks))]
     assert labels == [[""], [""], ["code of the figure"], [""], [""], [""]]
 
 

@@ -137,7 +137,7 @@ def test_an_answer_is_hidden_until_a_reader_opens_it(path: Path) -> None:
 @each_notebook
 def test_code_that_the_site_folds_is_hidden_in_cells_of_its_own(path: Path) -> None:
     cells = code_cells(path)
-    parts = folding.parts([cell.source.removesuffix(";") for cell in cells])
+    parts = folding.parts(tuple(cell.source.removesuffix(";") for cell in cells))
     hidden = [[cell.metadata.get("jupyter", {}).get("source_hidden", False)] for cell in cells]
     assert hidden == [[bool(part.kinds) for part in of_cell] for of_cell in parts]
 

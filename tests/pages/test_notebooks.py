@@ -86,7 +86,7 @@ def test_a_notebook_hides_what_the_site_folds(script: Path) -> None:
     cells = downloads.convert(script)["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     blocks = [block.content for block in pages.blocks(script) if block.type == "code"]
-    parts = [part for block in folding.parts(blocks) for part in block]
+    parts = [part for block in folding.parts(tuple(blocks)) for part in block]
     hidden = ["jupyter" in cell["metadata"] for cell in code]
     assert hidden == [bool(part.kinds) for part in parts]
     sources = ["".join(cell["source"]).removesuffix(";") for cell in code]

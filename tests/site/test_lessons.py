@@ -24,7 +24,7 @@ def html(site: Path, name: str) -> str:
 @each_page
 def test_code_that_can_wait_is_folded(site: Path, name: str) -> None:
     blocks = [block.content for block in pages.blocks(pages.source(name)) if block.type == "code"]
-    parts = [part for parts in folding.parts(blocks) for part in parts]
+    parts = [part for parts in folding.parts(tuple(blocks)) for part in parts]
     text = html(site, name)
     labels = re.findall(r'<details class="[^"]*\bcode\b[^"]*">\s*<summary>(.*?)</summary>', text)
     assert labels == [part.label for part in parts if part.kinds]

@@ -36,7 +36,7 @@ def for_readers(written: dict[str, Any]) -> dict[str, Any]:
     """A notebook as the gallery writes it, for readers."""
     texts = ["".join(cell["source"]) for cell in written["cells"]]
     is_code = [cell["cell_type"] == "code" for cell in written["cells"]]
-    parts = iter(folding.parts([t for t, code in zip(texts, is_code, strict=True) if code]))
+    parts = iter(folding.parts(tuple(t for t, code in zip(texts, is_code, strict=True) if code)))
     cells = []
     for cell, text, code in zip(written["cells"], texts, is_code, strict=True):
         if code:

@@ -42,7 +42,8 @@ class Part:
         return str(_(", ")).join(str(label) for label, holds in labels if holds)
 
 
-def parts(blocks: list[str]) -> list[list[Part]]:
+@cache  # a page is read, written and handed out
+def parts(blocks: tuple[str, ...]) -> list[list[Part]]:
     """Each block of a page in up to three parts: imports, what is shown, what is folded below.
 
     What gives a name to something that is read later, in lines that are shown, is shown as well.

@@ -194,7 +194,7 @@ def offer_choices(question: nodes.paragraph, name: str) -> None:
 def code_of(document: nodes.Element) -> list[tuple[nodes.literal_block, list[folding.Part]]]:
     """Each block of code, and its parts."""
     blocks = list(document.findall(is_code))
-    return list(zip(blocks, folding.parts([block.astext() for block in blocks]), strict=True))
+    return list(zip(blocks, folding.parts(tuple(block.astext() for block in blocks)), strict=True))
 
 
 def with_text(block: nodes.literal_block, code: str) -> nodes.literal_block:

@@ -75,6 +75,7 @@ def intro(page: str) -> str:
     return header_text(source(page).parent)[1]
 
 
+@cache
 def by_chapter() -> dict[str, list[str]]:
     """The pages of each chapter by its title, those on GPU kernels last."""
     return {
@@ -284,7 +285,7 @@ def words(text: str) -> int:
 def minutes_of(blocks: list[Any]) -> tuple[float, float]:
     """To read, and to follow."""
     text = "".join(f"{block.content}\n" for block in blocks if block.type == "text")
-    code = folding.parts([block.content for block in blocks if block.type == "code"])
+    code = folding.parts(tuple(block.content for block in blocks if block.type == "code"))
     lines = sum(folding.lines(part) for parts in code for part in parts if not part.kinds)
     formulas, read = len(FORMULA.findall(text)), words(text) / WORDS_A_MINUTE
     return (
