@@ -51,7 +51,7 @@ def faults(source: Path) -> list[str]:
 def too_long(source: Path) -> list[str]:
     """What a lesson has too much of: words, visible lines, anything before its first picture."""
     blocks = pages.blocks(source)
-    parts = iter(folding.parts([block.content for block in blocks if block.type == "code"]))
+    parts = iter(folding.parts(tuple(b.content for b in blocks if b.type == "code")))
     words, visible, first, found = 0, 0, None, []
     for block in blocks:
         if block.type == "text":
