@@ -40,8 +40,8 @@ drawings.gpt2_blocks(
 # A sentence becomes ids
 # ----------------------
 #
-# With ``<|endoftext|>`` in front (⊢ in pictures), the token that starts a document, the text has T = 9 tokens. Their ids go into a *tensor*,
-# PyTorch's array of numbers. A comment says its shape: ``(T,)`` is a row of T numbers, ``(T, C)`` a table with T rows and C
+# With ``<|endoftext|>`` in front (⊢ in pictures), the token that starts a document, the text has T = 9 tokens. Their ids
+# go into a *tensor*, PyTorch's array of numbers. A comment says its shape: ``(T,)`` is a row of T numbers, ``(T, C)`` a table with T rows and C
 # columns.
 
 text = "If the file does not exist, an"
@@ -105,7 +105,7 @@ assert round(100 * (50257 + 1024) * 768 / 124_439_808) == 32
 #
 # Every part of the model reads a normalised copy of ``x``: each token's vector is shifted to mean 0, and scaled so that
 # the mean of its squares is 1. Then each of the C columns gets a scale and a shift, both learned. In the names, ``h.0``
-# is block 0, the first of eight (the large frame in the drawing).
+# is block 0, the first of eight.
 
 
 def norm(x, name):
@@ -127,7 +127,8 @@ h = norm(x, "h.0.ln_1")  # (T, C)
 # mean of vectors that come from itself and from the tokens before it.
 #
 # Our tool is ``linear``. ``@`` is a *matrix product*: each number of the result is a weighted sum of one token's
-# numbers, and the weights are learned. So is the *bias*, a number that is then added to each sum, whatever the token is. For now, take ``attention`` as a closed box and skip its lines. The next lesson,
+# numbers, and the weights are learned. So is the *bias*, a number added to each sum, whatever the
+# token. For now, take ``attention`` as a closed box and skip its lines. The next lesson,
 # `who sees whom <3_who_sees_whom.ipynb>`_, explains each of them.
 
 
@@ -197,7 +198,7 @@ assert changed_rows(attention) == [3, 4, 5, 6, 7, 8]
 # -------------------
 #
 # A block replaces nothing. It *adds* the results of attention and MLP to ``x``, and the sum flows on to the next
-# block. This sum is the residual stream: every part reads from it and adds to it.
+# block. This sum is the residual stream.
 
 
 def run_blocks(x):

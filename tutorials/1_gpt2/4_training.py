@@ -48,7 +48,7 @@ assert len(recorded) == 2650 and recorded[0] > 8 and recorded[-1] < 3.5
 assert abs(sum(w.numel() for w in trained.parameters()) / 1e6 - 2.1) < 0.05
 
 # %%
-# The *loss* says how badly a model guesses. This run took under an hour on one core. We take it apart, then do another one.
+# The *loss* says how badly a model guesses. This run took under an hour on one core. We take it apart, then do another.
 #
 # The target of a token is the token to its right
 # -----------------------------------------------
@@ -205,8 +205,7 @@ def train(model, stream, steps, lr=0.004):
 # %%
 # * *Warm-up* raises the learning rate over the first 20 steps, because AdamW trusts its first few gradients too much.
 # * *Clipping* shortens the vector of all gradients to length 1 if it is longer. AdamW's steps are about ``lr`` in any case,
-#   but its running means remember: unclipped, one strange batch would bend the direction and shrink the size of many
-#   steps after it.
+#   but its running means remember one strange batch for many steps.
 #
 # Now a model of your own. To train in seconds, it has two blocks, vectors of 64 numbers, and 1,024 tokens.
 
@@ -263,7 +262,7 @@ assert abs(losses[1] - math.log(1024)) < 0.2
 assert small.eos_token_id == 0 and small.vocab_size == 1024
 
 # %%
-# Not all of these are words, but some are phrases already. The curve begins near log 1,024 = 6.9, as it should.
+# Not all of these are words, but some are phrases already. The curve begins near log 1,024 = 6.9.
 #
 # Learned, or learned by heart?
 # -----------------------------
@@ -347,7 +346,7 @@ assert (
 #
 # Begin with a rate that worked for a model of your size, try three times more and three times less, and keep the best.
 #
-# The batch is a smaller decision: a larger one gives a less noisy gradient and slower steps. If it does not fit into
+# A larger batch gives a less noisy gradient and slower steps. If it does not fit into
 # memory, add up the gradients of several small ones, weighted by token count. Until 2024 the trainer of
 # ``transformers`` `did not weight them <https://huggingface.co/blog/gradient_accumulation>`_, and got `another gradient
 # <4a_training_in_depth.ipynb>`_ than the large batch gives.
