@@ -52,3 +52,8 @@ def by_counting(kinds, shared, numbers, tokens, window):
 
 
 RIGHT = [by_search, by_maximum, by_simulation, by_counting]
+
+LENGTH = "length = min(tokens, window) if kind == SLIDING else tokens"
+SURVIVORS = {
+    f"{LENGTH}: min(tokens, window) => min(window, tokens)": "the smaller of two, in either order"
+}

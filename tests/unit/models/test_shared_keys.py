@@ -136,6 +136,24 @@ def test_embeddings_for_every_layer_are_those_of_gemma_4() -> None:
     torch.testing.assert_close(ours(IDX, x), want)
 
 
+@torch.no_grad()
+def test_a_layer_is_told_its_own_part() -> None:
+    """Other numbers for layer 4 change what leaves layer 4, and nothing before it."""
+    m = model()
+    left: list[list[Tensor]] = [[], []]
+    for table in left:
+        hooks = [
+            block.register_forward_hook(lambda *a, table=table: table.append(a[2][0]))
+            for block in m.model.layers
+        ]
+        m(IDX)
+        for hook in hooks:
+            hook.remove()
+        m.model.per_layer.table.weight[:, 4 * 6 : 5 * 6] += 1.0
+    same = [torch.equal(a, b) for a, b in zip(*left, strict=True)]
+    assert same == [True] * 4 + [False] * 2
+
+
 def test_embeddings_in_place_of_ids_have_no_rows_for_the_layers() -> None:
     with pytest.raises(ValueError, match="need token ids"):
         model()(torch.randn(2, 5, 24).double())
