@@ -143,6 +143,38 @@ def layer_kinds(models: Mapping[str, Sequence[str]], kinds: Mapping[str, str]) -
     return canvas.drawing()
 
 
+def pooled_blocks(pieces: Sequence[str], size: int, window: int) -> Drawing:
+    """The tokens of a text from the top down, and at the right the entries of blocks of so many:
+    blue are those that the last token sees, orange the tokens of its window. A block that is not
+    complete has no entry."""
+    n, step, wide = len(pieces), 25, 110
+    canvas = Canvas(WIDTH, step * n + 52)
+    canvas.title(10, "tokens")
+    canvas.text(205, 10, "entries", 13, "start", bold=True)
+    for t, piece in enumerate(pieces):
+        y = step * t + 26
+        fill = ORANGE if t > n - 1 - window else "none"
+        canvas.cell(34, y, wide, step - 4, printable(piece), 12, fill, 0.35)
+        canvas.note(28, y + 10, t, "end")
+    for first in range(0, n, size):
+        last = first + size - 1
+        top, low = step * first + 28, step * min(last, n - 1) + 44
+        whole = last < n
+        canvas.line(wide + 40, top, wide + 40, low, 2.2, dashes="" if whole else "3 3")
+        if whole:
+            middle = (top + low) / 2
+            canvas.line(wide + 44, middle, 203, middle, arrow=True)
+            canvas.cell(205, middle - 13, 92, 26, f"entry {first // size}", 12, BLUE, 0.35, BLUE)
+            canvas.note(WIDTH - 4, middle, f"at {last}", "end")
+        else:
+            canvas.note(wide + 50, (top + low) / 2, f"waits for {last + 1 - n} more")
+    canvas.legend(step * n + 40, (ORANGE, 0.35, "in the window"), (BLUE, 0.35, "seen too"), x=34)
+    return canvas.drawing(
+        f"{n} tokens, of which the latest {window} are in the window; blocks of {size} have become "
+        f"{n // size} entries, and {n % size} tokens wait"
+    )
+
+
 def where_it_looks(
     pieces: Sequence[str], weights: Sequence[float], chosen: Collection[int]
 ) -> Drawing:

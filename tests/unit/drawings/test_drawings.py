@@ -163,6 +163,8 @@ EXAMPLES: list[tuple[Callable[..., Drawing], tuple[Any, ...]]] = [
     (since_qwen2_attention.layer_kinds,
      ({"one": "RRRN", "two": "LLLLLG"},
       {"R": "rotates", "N": "does not", "L": "a window", "G": "all"})),
+    (since_qwen2_attention.pooled_blocks, (WORDS[:5] * 2, 4, 3)),
+    (since_qwen2_attention.pooled_blocks, (list("abcdef"), 3, 1)),
     (since_qwen2_attention.where_it_looks, (WORDS[:5], [0.5, 0.1, 0.0, 0.3, 0.1], [0, 3])),
     (since_qwen2_attention.indexer_scores,
      (WORDS[:5], [[1.0, -2.0, 0.5, -1.0, -0.1], [-1.0, -1.0, 2.0, 1.0, -3.0]], [1.0, -0.5], 2)),
