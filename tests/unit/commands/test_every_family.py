@@ -42,7 +42,7 @@ STATES = dict(
     linear_conv_kernel_dim=3,
 )  # fmt: skip
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
-STATES = {"linear_attention", "heavily_compressed_attention"}
+NO_WAY_BACK = {"linear_attention", "heavily_compressed_attention"}  # kinds of layers
 HASHES = ["hash_moe", "moe", "moe"]
 #: What a small ``config.json`` of each family says, with a layer of each kind that it has.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -223,7 +223,7 @@ def drafts(s: Session) -> None:
     folder, by_itself = s.files.model, ["--draft", s.files.model]
     model, ids = from_pretrained(folder), Tokenizer.load(folder).start(TIDES)
     greedy = Sampler(temperature=0)
-    if STATES & {*CONFIGS[folder.name].get("layer_types", ())}:
+    if NO_WAY_BACK & {*CONFIGS[folder.name].get("layer_types", ())}:
         with pytest.raises(ValueError, match="speculative decoding is not supported"):
             speculate(model, PromptLookup(), [ids], 12, greedy)
         words = ["generate", "--model", folder, "--prompt", PROMPTS[0], *GREEDY, *by_itself]
