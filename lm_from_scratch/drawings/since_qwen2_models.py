@@ -242,7 +242,7 @@ def residual_streams(
     canvas.note(WIDTH - 4, 8, "write", "end")
     for j in range(n):
         y = 36 * j + 32.0
-        for x in (4, WIDTH - 64):
+        for x in (4.0, WIDTH - 64.0):
             canvas.cell(x, y - 13, 60, 26, f"stream {j + 1}", 12, BLUE, 0.2, BLUE)
         canvas.line(66, y, 138, middle, 0.6 + 3 * read[j], arrow=True)
         canvas.line(205, middle, WIDTH - 66, y, 0.6 + 1.5 * write[j], arrow=True)

@@ -28,7 +28,6 @@ def play_command(options: PlayOptions) -> int:
 
 def play_one(options: PlayOptions, wanted: Exercise) -> int:
     """One answer, which need not be right."""
-    playing.place_of(wanted.name)
     function = written_in(find_file(wanted.name, options.file), wanted)
     if not options.json:
         return 0 if playing.play(wanted.name, function) else 1

@@ -72,7 +72,7 @@ def test_all_for_a_program(solved, capsys) -> None:
     [
         (["play"], "nothing is solved here; begin with: "),
         (["play", "--folder", "x"], "nothing is solved in x; "),
-        (["play", "checker"], "checker has no place in a model; these have one: "),
+        (["play", "checker"], "there is no checker.py and no checker.ipynb here; "),
         (["play", "rmsnorm"], "there is no exercise 'rmsnorm'; do you mean rms_norm"),
         (["play", "rope"], "there is no rope.py and no rope.ipynb here; "),
         (["play", "rope", "a.py"], "there is no file a.py"),
