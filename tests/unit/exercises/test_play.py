@@ -121,7 +121,7 @@ def test_the_package_s_functions_run_before_the_student_s(monkeypatch) -> None:
 
 def test_an_exercise_without_a_place_is_refused_with_those_that_have_one() -> None:
     with pytest.raises(ValueError, match=r"checker has no place in a model; .*rms_norm"):
-        playing.alone("checker", len)
+        module.alone("checker", len)
 
 
 def test_losses_are_compared_to_two_decimals_and_lengths_count() -> None:
