@@ -1,0 +1,370 @@
+r"""
+Four-bit floats
+===============
+
+The weights of gpt-oss, and of other large models since, are published in four bits each. But they are not the int4 of
+`int8 and int4 <1_int8_int4.ipynb>`_. Four bits can say sixteen numbers, and you may choose which. Above are the choices
+of an int4, below those of a *float* of four bits:
+"""
+
+# sphinx_gallery_needs = ["1_int8_int4", "2_swapping_tensors"]
+# sphinx_gallery_words = ["MXFP4", "NVFP4", "FP4", "E2M1", "E8M0", "E4M3", "microscaling", "block scale", "quantization-aware training", "QAT", "straight-through estimator", "STE", "gpt-oss weights", "W4A4", "4-bit floating point", "Blackwell", "DeepSeek-V4", "fake quantization"]
+# sphinx_gallery_thumbnail_number = 1
+import copy
+from functools import partial
+from itertools import islice, product
+from random import Random
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.instruments.plot import COLOURS, figure
+from lm_from_scratch.text.batch import padded_batch
+from lm_from_scratch.text.tasks import (
+    held_out_questions,
+    is_held_out,
+    prompt,
+    questions,
+    task_named,
+)
+from lm_from_scratch.weights.float4 import (
+    VALUES,
+    decode_mxfp4,
+    decode_nvfp4,
+    encode_mxfp4,
+    encode_nvfp4,
+)
+from lm_from_scratch.weights.int4 import Int4Weight
+
+fig, (ax,) = figure(4.8, 1.9)
+for y, row, colour in ((1, range(-7, 8), 0), (0, VALUES, 1)):
+    ax.plot(list(row), [y] * len(row), "|", ms=22, mew=3, color=COLOURS[colour])
+ax.set(title="Levels of int4 and of E2M1", ylim=(-0.7, 1.7), xlabel="codes")
+ax.set_yticks([0, 1], ["E2M1", "int4"])
+ax.set_xticks([-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6])
+plt.show()
+
+# %%
+# The float's levels crowd around zero, where most weights are, and leave wide gaps far out. What does that cost, and
+# what is it good for?
+#
+# The sixteen values
+# ------------------
+#
+# The four bits are a sign, two bits of *exponent* e and one of *mantissa* m, hence the name E2M1. The value is
+# :math:`\pm 2^{e-1} (1 + m/2)`; only for e = 0 it is :math:`\pm m/2`, so that there is a zero.
+#
+# **Predict first.** The largest values are 2, 3 and 4, and then one more. Which?
+#
+# * 4.5
+# * 5
+# * 6
+
+
+def value(code):
+    sign, e, m = code >> 3, code >> 1 & 3, code & 1
+    size = 2.0 ** (e - 1) * (1 + m / 2) if e else m / 2
+    return -size if sign else size
+
+
+print(*(f"{code:04b} {value(code):+}" for code in range(8)), sep="\n")
+
+assert tuple(map(value, range(16))) == VALUES and value(7) == 6
+
+# %%
+# 6. Between two powers of two there is room for one more value, the one in the middle: 1.5, 3, 6. A float has the same
+# *relative* step everywhere, an int the same absolute one.
+#
+# To round to the nearest of them, find the step where a number lies: 0.5 below 2, 1 below 4, and 2 above.
+
+
+def e2m1(x):
+    size = x.abs()
+    step = 0.5 + 0.5 * (size >= 2) + (size >= 4)
+    return (step * (x / step).round()).clamp(-6, 6)
+
+
+# %%
+# A scale for a few neighbours
+# ----------------------------
+#
+# Weights are far smaller than 6, so they need a scale, and the cheapest scale is the one that many weights share.
+# **MXFP4** has one for each *block* of 32 neighbours in a row. It is a power of two, so a single byte holds its
+# exponent, and multiplying by it only shifts exponents.
+
+
+def mxfp4(x):  # (..., K)
+    block = x.unflatten(-1, (-1, 32))
+    top = block.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    scale = 2 ** (top.log2().floor() - 2)  # the top becomes 4 to 8
+    return (scale * e2m1(block / scale)).flatten(-2)
+
+
+model, tokenizer = load_shipped("tasks")
+matrix = model.model.layers[0].mlp.gate_proj.weight.detach()
+
+assert torch.equal(mxfp4(matrix), decode_mxfp4(encode_mxfp4(matrix)))
+assert sum(p.nbytes for p in encode_mxfp4(matrix)) / matrix.numel() == 0.53125
+
+# %%
+# That is 32 half bytes and one whole byte: 0.53125 bytes a weight. The weak point is the power of two. A top of 7.9
+# scales must become 6, the last value that there is, while a top of 4.1 leaves the value 6 unused.
+#
+# **NVFP4** spends more on scales. A block has 16 weights, and its scale is itself a small float of one byte (E4M3: four
+# bits of exponent, three of mantissa), which can say the top much more exactly. As an E4M3 ends at 448, one float32 for
+# the whole tensor brings all scales into its range.
+
+
+def nvfp4(x):
+    block = x.unflatten(-1, (-1, 16))
+    top = block.abs().amax(-1, keepdim=True)
+    factor = top.max() / (6 * 448)
+    scale = (top / 6 / factor).to(torch.float8_e4m3fn).float() * factor
+    return (scale * e2m1(block / scale.clamp(min=1e-30))).flatten(-2)
+
+
+moved = [how(matrix) - matrix for how in (mxfp4, nvfp4)]
+errors = [(d.norm() / matrix.norm()).item() for d in moved]
+print("relative error: MXFP4 {:.1%}, NVFP4 {:.1%}".format(*errors))
+
+assert 0.1 < errors[0] < 0.13 and 0.08 < errors[1] < 0.1
+assert (
+    sum(p.nbytes for p in encode_nvfp4(matrix)[:2]) / matrix.numel() == 0.5625
+)
+torch.testing.assert_close(
+    nvfp4(matrix), decode_nvfp4(encode_nvfp4(matrix)), atol=1e-6, rtol=0
+)
+
+# %%
+# NVFP4 takes 0.5625 bytes a weight, exactly as many as our int4 with groups of 64.
+#
+# What it costs a model
+# ---------------------
+#
+# The shipped model ``tasks`` sorts letters, ``sort:dbac=abcd``, and one wrong letter makes an answer wrong. That is a
+# strict test for rounding. We ask 500 questions that it has never seen, and round every matrix of its layers; the
+# embedding, which is the head too, stays as it is.
+
+
+def lines(asked):  # tokens, and where the next one is an answer's
+    sort, equals = task_named("sort"), tokenizer.encode("=")[0]
+    texts = [prompt("sort", q) + sort.answer(q) for q in asked]
+    batch = padded_batch([[*tokenizer.start(t), 0] for t in texts], 0, "right")
+    begun = (batch.idx == equals).cumsum(1) > 0
+    return batch.idx, begun[:, :-1] & (batch.positions[:, 1:] >= 0)
+
+
+def answers(model, idx, count):  # the loss in nats, and the share that is right
+    logits, after = model(idx)[:, :-1], idx[:, 1:]
+    wrong = (logits.argmax(-1) != after) & count
+    loss = F.cross_entropy(logits[count], after[count])
+    return loss, 1 - wrong.any(1).float().mean()
+
+
+test = lines(held_out_questions("sort", 500))
+
+# %%
+# A processor with four-bit floats can multiply four bits by four bits. Then the *activations*, the inputs of each
+# layer, have to be rounded too. We give the linear layers of a copy another ``forward``, which rounds either or both. (What
+# ``straight`` is for comes later; its value is ``how(x)``.)
+
+
+def straight(x, how):
+    return x + (how(x) - x).detach()
+
+
+def rounded_linear(layer, how, what, x):
+    weight = layer.weight
+    if what != "weights":
+        x = straight(x, how)
+    if what != "activations":
+        weight = straight(weight, how)
+    return F.linear(x, weight, layer.bias)
+
+
+def in_four_bits(model, how, what="both"):
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = partial(rounded_linear, layer, how, what)
+    return model
+
+
+# %%
+# **Predict first.** The model sorts 98 % of the words without rounding. What costs more?
+#
+# * rounding all its weights
+# * rounding all its activations
+# * both cost about the same
+
+
+def int4(x):
+    return Int4Weight.quantize(x.detach(), 64).dequantize()
+
+
+runs = product((mxfp4, nvfp4), ("weights", "activations", "both"))
+plain = [x.item() for x in answers(model, *test)]
+found = {}
+with torch.no_grad():
+    for how, what in [(int4, "weights"), *runs]:
+        two = answers(in_four_bits(model, how, what), *test)
+        found[how.__name__, what] = [x.item() for x in two]
+print(f"{'float32':20} loss {plain[0]:.4f}, right {plain[1]:.1%}")
+for (how, what), (loss, right) in found.items():
+    print(f"{how:6} {what:13} loss {loss:.4f}, right {right:.1%}")
+
+assert all(found[k, "weights"][1] > plain[1] - 0.02 for k in ("int4", "nvfp4"))
+assert found["mxfp4", "weights"][0] < plain[0] + 0.012
+assert found["mxfp4", "activations"][0] > found["mxfp4", "weights"][0] + 0.01
+assert found["mxfp4", "both"][1] < plain[1] - 0.05
+assert found["nvfp4", "both"][1] > found["mxfp4", "both"][1] + 0.04
+
+# %%
+# Rounding the activations. Rounded weights alone cost about one answer in a hundred, in each format. Activations change
+# with every word, and a few of them are large; a large one coarsens the step of its whole block. With both rounded in
+# MXFP4, one answer in ten is wrong. NVFP4 confines large numbers in blocks half as long, and loses far less.
+#
+# Here are the losses over the bytes of a weight. Filled marks are rounded weights alone, hollow ones weights and
+# activations.
+
+_, (ax,) = figure(4.8, 3.2)
+ax.plot(
+    [0.5625, 0.53125, 0.5625],
+    [found[k, "weights"][0] for k in ("int4", "mxfp4", "nvfp4")],
+    "o",
+    ms=9,
+    color=COLOURS[0],
+)
+ax.plot(
+    [0.53125, 0.5625],
+    [found[k, "both"][0] for k in ("mxfp4", "nvfp4")],
+    "o",
+    ms=9,
+    color=COLOURS[0],
+    mfc="none",
+)
+ax.text(0.533, found["mxfp4", "weights"][0], "MXFP4", va="center")
+ax.text(0.533, found["mxfp4", "both"][0], "MXFP4", va="center")
+ax.text(0.5645, found["nvfp4", "weights"][0] - 0.001, "NVFP4", va="center")
+ax.text(0.561, found["int4", "weights"][0] + 0.001, "int4", ha="right")
+ax.text(0.5645, found["nvfp4", "both"][0], "NVFP4", va="center")
+ax.axhline(plain[0], linestyle=":", color=COLOURS[4])
+ax.text(0.5215, plain[0] + 0.0008, "float32")
+ax.set(title="Loss of the answers, by bytes", xlim=(0.52, 0.58))
+ax.set(xlabel="bytes a weight", ylabel="nats")
+plt.show()
+
+# %%
+# Look at the two marks at 0.5625 bytes: for *weights*, the int4 with its zero is as good as the float. Our weights have
+# no outliers, and within a block they fill the range quite evenly. What speaks for the float is the multiplication:
+# MXFP4 and NVFP4 have no zero to subtract, and there is hardware that multiplies them as they are.
+#
+# Train with the rounding in place
+# --------------------------------
+#
+# Can the model learn to live with its sixteen values? *Quantisation-aware training* rounds in every forward pass, and
+# lets AdamW change the float32 weights behind.
+#
+# There is one obstacle. Rounding is a staircase: flat almost everywhere.
+#
+# **Predict first.** We sum up a block and send that sum backwards, first through ``mxfp4`` itself, then through
+# ``straight``. Without any rounding all gradients would be 1. What are the first ones?
+#
+# * nearly 1
+# * zero
+# * random
+
+x = torch.randn(1, 32).requires_grad_()
+for through in (mxfp4(x), straight(x, mxfp4)):
+    (gradient,) = torch.autograd.grad(through.sum(), x)
+    print(gradient[0, :8].tolist())
+
+assert (gradient == 1).all()
+
+# %%
+# Zero: nothing would be learned. So backwards we pretend that nothing was rounded. That is all that ``straight`` does: its value is ``how(x)``,
+# and as the difference is detached, its gradient is that of ``x``. The trick is called the *straight-through
+# estimator*. It is wrong at each step of the staircase, and right about its slope as a whole.
+#
+# We train for 40 steps, with all rounding in place. As a control, we train an equal model for as long without
+# rounding, and round it afterwards.
+
+asked = islice(questions("sort", Random(1)), 3000)
+learn = lines([q for q in asked if not is_held_out("sort", q)])
+
+
+def train(model, seed, steps=40, lr=2e-4):
+    torch.manual_seed(seed)
+    adamw = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
+    for step in range(steps):
+        adamw.param_groups[0]["lr"] = lr * (1 - step / steps)
+        rows = torch.randint(len(learn[0]), (32,))
+        loss, _ = answers(model, *(part[rows] for part in learn))
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+    return model
+
+
+# %%
+# Two seeds each:
+
+for seed in range(2):
+    aware = train(in_four_bits(model, mxfp4), seed)
+    control = in_four_bits(train(copy.deepcopy(model), seed), mxfp4)
+    with torch.no_grad():
+        rights = [answers(m, *test)[1].item() for m in (aware, control)]
+    print("trained in MXFP4 {:.1%}, rounded after {:.1%}".format(*rights))
+    lost = plain[1] - found["mxfp4", "both"][1]
+    assert plain[1] - rights[0] < 0.5 * lost < plain[1] - rights[1]
+
+# %%
+# Training in MXFP4 recovers more than half of the answers that rounding had cost. The same training without rounding
+# recovers none: what helps is not more training, but that the loss sees the rounding.
+#
+# What is published
+# -----------------
+#
+# gpt-oss was trained in this way at the end, with only its experts in MXFP4. Attention, router, embedding and head stay
+# in bfloat16. That is nearly all of the model all the same:
+
+from lm_from_scratch.models import gpt_oss
+
+config = gpt_oss.GptOssConfig(**gpt_oss.SIZES["gpt-oss-20b"])
+with torch.device("meta"):
+    large = gpt_oss.GptOssForCausalLM(config)
+sizes = {name: p.numel() / 1e9 for name, p in large.named_parameters()}
+experts = sum(n for name, n in sizes.items() if name.endswith("_proj"))
+rest = sum(sizes.values()) - experts
+print(f"experts {experts:.1f} billion, all else {rest:.1f} billion")
+print(f"{experts * 0.53125 + rest * 2:.1f} GB", end=" ")
+print(f"instead of {(experts + rest) * 2:.1f} GB")
+
+assert 19 < experts < 19.2 and 0.9 < experts / (experts + rest) < 0.92
+assert round(experts * 0.53125 + rest * 2, 1) == 13.8
+
+# %%
+# So it fits into 16 GB. ``from_pretrained`` reads such a folder and turns its experts into bfloat16, of which no number
+# is rounded.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Let the scale of ``mxfp4`` be the next *larger* power of two of ``top / 6``, so that nothing is cut off at 6.
+#    A good answer measures the error of the matrix and the share of right answers, and names the blocks that gain.
+# 2. *Medium.* Round numbers of three kinds, in blocks of 16: uniform, normal, and normal ones of which each tenth is ten
+#    times as large. Compare ``e2m1`` with 15 even levels. A good answer says for which kind a float is the better
+#    choice, and why.
+# 3. *Medium.* Train with ``nvfp4`` in place. A good answer shows how many answers there were left to recover, over
+#    three seeds.
+#
+# Summary
+# -------
+#
+# * E2M1 has the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6. MXFP4 gives 32 of them a power of two, NVFP4 gives 16 an E4M3.
+# * Rounded weights cost little, in each format with blocks. Rounded activations cost more, as a few of them are large.
+# * Quantisation-aware training rounds forwards and pretends backwards that it did not. It recovers what training alone
+#   cannot.
