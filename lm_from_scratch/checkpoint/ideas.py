@@ -8,14 +8,11 @@ their configs say by default, and what only their code says.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from lm_from_scratch.limits import shown
 
 Config = Mapping[str, Any]
 #: What a config says of an idea, and the keys that say it.
@@ -33,22 +30,19 @@ SCORES = ("scoring_func", "router_score_function", "expert_selection_fn", "moe_r
 NEXT = ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 SINKS = ("add_full_attention_sink_bias", "add_swa_attention_sink_bias")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap")
+STATE_SIZES = ("mamba_d_state", "ssm_state_size", "state_size")
 RECURRENT = ("linear_attention", "recurrent", "mamba", "mamba2", "conv", "kda")
-#: What a cache keeps otherwise than is counted here: fewer layers, or keys of other widths.
-UNCOUNTED = (
-    "per_layer_config",
-    "multi_query",
-    "attn_layer_period",
-    "attention_hidden_size",
-    "num_kv_shared_layers",
-    "attention_k_eq_v",
-    "global_head_dim",
-    "num_global_key_value_heads",
-    "swa_num_key_value_heads",
-    "swa_head_dim",
-    "index_head_dim",
-    "indexer_head_dim",
+#: Layers that keep nothing of each token: those with a state, and those that mix no tokens.
+KEEPS_NOTHING = (*RECURRENT, "mlp", "moe")
+#: Which layers a token passes several times: the first, how many or the one after the last, and
+#: how often.
+LOOPS = (
+    ("n_input_layers", "n_recurrent_layers", "", "n_recurrent_loops"),
+    ("loop_layer_index_start", "", "loop_layer_index_end", "loop_num_passes"),
 )
+WANTED = "the config must have num_hidden_layers, num_attention_heads, and head_dim or hidden_size"
+#: Lists of so many layers are made before anything else is looked at.
+MAX_LAYERS = 2**16
 #: What the config of a model for pictures too says beside that of its part for text.
 OF_BOTH = (
     "tie_word_embeddings",
@@ -65,7 +59,7 @@ WINDOWS = (
     "attention_chunk_size",
     "attention_window_size",
 )
-LOCAL = ("sliding_attention", "chunked_attention", "hybrid_sliding")
+LOCAL = ("sliding_attention", "chunked_attention", "hybrid_sliding", "attention")
 
 
 @dataclass(frozen=True)
@@ -128,6 +122,16 @@ def rotations(config: Config) -> dict[str, Config]:
         inner = {str(k): v for k, v in rope.items() if isinstance(v, Mapping)}
         tables = inner or {"": rope}
     return tables
+
+
+def _number_of(text: str, *keys: str) -> Callable[[Config], Said | None]:
+    """An idea that is used where one of the keys is a whole number, which the text names."""
+
+    def read(config: Config) -> Said | None:
+        entry = number(config, *keys)
+        return (text.format(entry[0]), (entry[1],)) if entry else None
+
+    return read
 
 
 def _grouped(config: Config) -> Said | None:
@@ -266,19 +270,15 @@ def _delta(config: Config) -> Said | None:
     return f"a state {recurrent[0]}", (*recurrent[1], width[1])
 
 
-def _state_space(config: Config) -> Said | None:
-    width = number(config, "mamba_d_state", "ssm_state_size", "state_size")
-    return (f"a state of {width[0]} for each feature", (width[1],)) if width else None
-
-
 def _sparse(config: Config) -> Said | None:
-    keys = "index_topk", "index_topk_blocks", "indexer_budget"
-    entry = number(config, *keys)
-    return (
-        (f"{entry[0]} {'blocks' if 'blocks' in entry[1] else 'keys'} for each query", (entry[1],))
-        if entry
-        else None
-    )
+    entry = number(config, "index_topk", "index_topk_blocks", "indexer_budget")
+    if not entry:
+        return None
+    text = f"{entry[0]} {'blocks' if 'blocks' in entry[1] else 'keys'} for each query"
+    kinds = config.get("indexer_types")
+    if isinstance(kinds, list) and (few := kinds.count("full")) < len(kinds):
+        return f"{text}, chosen in {few} of {len(kinds)} layers", (entry[1], "indexer_types")
+    return text, (entry[1],)
 
 
 def _several(config: Config) -> Said | None:
@@ -296,8 +296,46 @@ def _capped(config: Config) -> Said | None:
 
 
 def _hyper(config: Config) -> Said | None:
-    streams = number(config, "hc_mult", "hc_count")
-    return (f"{streams[0]} residual streams", (streams[1],)) if streams else None
+    streams, rounds = number(config, "hc_mult", "hc_count"), number(config, "hc_sinkhorn_iters")
+    if not streams:
+        return None
+    if rounds:
+        text = f"{streams[0]} residual streams, balanced in {rounds[0]} rounds"
+        return text, (streams[1], rounds[1])
+    return f"{streams[0]} residual streams", (streams[1],)
+
+
+def _shared_keys(config: Config) -> Said | None:
+    if last := number(config, "num_kv_shared_layers"):
+        return f"the last {last[0]} layers have none of their own", (last[1],)
+    sources = config.get("kv_source_layers")
+    borrow = sum(n != s for n, s in enumerate(sources)) if isinstance(sources, list) else 0
+    return (f"{borrow} layers have none of their own", ("kv_source_layers",)) if borrow else None
+
+
+def _compressed(config: Config) -> Said | None:
+    if isinstance(rates := config.get("compress_rates"), Mapping):
+        kinds = layer_kinds(config)
+        parts = [f"{rate}:1 in {kinds.count(kind)}" for kind, rate in rates.items()]
+        return f"{', '.join(parts)} of {len(kinds)} layers", ("compress_rates", "layer_types")
+    pooled = number(config, "index_kpool")
+    return (f"one key of the indexer for {pooled[0]} tokens", (pooled[1],)) if pooled else None
+
+
+def _clamped(config: Config) -> Said | None:
+    limit = config.get("swiglu_limit")
+    known = isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
+    return (f"gate and up within {limit:g}", ("swiglu_limit",)) if known else None
+
+
+def _log_scaled(config: Config) -> Said | None:
+    start = number(config, "log_scaling_n_floor", "floor_scale")
+    on = config.get("log_scaling_alpha") or config.get("attn_temperature_tuning")
+    return (
+        (f"by the logarithm of the position, from {start[0]}", (start[1],))
+        if start and on
+        else None
+    )
 
 
 def _switch(text: str, *keys: str) -> Callable[[Config], Said | None]:
@@ -348,11 +386,38 @@ IDEAS: dict[str, Idea] = {
     "thetas": Idea("Several thetas", "9_since_qwen2/5_positions_today", _thetas),
     "scaled": Idea("Scaled rotation", "9_since_qwen2/5_positions_today", _scaled),
     "delta": Idea("Delta rule", "9_since_qwen2/6_delta_rule", _delta),
-    "state_space": Idea("State space (Mamba)", "9_since_qwen2/6_delta_rule", _state_space),
+    "state_space": Idea(
+        "State space (Mamba)", "9_since_qwen2/6_delta_rule",
+        _number_of("a state of {} for each feature", *STATE_SIZES),
+    ),
     "recurrent": Idea("Another recurrent layer", "9_since_qwen2/6_delta_rule"),
     "sparse": Idea("Learned sparse attention", "9_since_qwen2/7_sparse_attention", _sparse),
+    "compressed": Idea("A cache that compresses", "9_since_qwen2/12_compressed_cache", _compressed),
+    "shared_keys": Idea("Keys shared across layers", "9_since_qwen2/11_shared_keys", _shared_keys),
     "several": Idea("Multi-token prediction", "9_since_qwen2/8_multi_token_prediction", _several),
     "hyper": Idea("Hyper-connections", "9_since_qwen2/10_residual_streams", _hyper),
+    "depth": Idea(
+        "Attention over depth", "9_since_qwen2/10_residual_streams",
+        _number_of("over blocks of {} layers", "n_layers_per_attn_res_block"),
+    ),
+    "looped": Idea(
+        "Layers passed again", "9_since_qwen2/9_any_config",
+        _number_of("{} times", "loop_num_passes", "n_recurrent_loops", "H_cycles"),
+    ),
+    "per_layer": Idea(
+        "Embeddings for each layer", "9_since_qwen2/11_shared_keys",
+        _number_of("{} wide", "hidden_size_per_layer_input"),
+    ),
+    "ngrams": Idea(
+        "Embeddings of n-grams", "9_since_qwen2/9_any_config",
+        lambda c: _number_of("of {} tokens", "ngram_size")(c) if c.get("ple_layer_ids") else None,
+    ),
+    "distance": Idea(
+        "Bias by distance", "9_since_qwen2/9_any_config",
+        _number_of("up to {} tokens back", "rel_extent"),
+    ),
+    "log_scaled": Idea("Scaled queries", "9_since_qwen2/11_shared_keys", _log_scaled),
+    "clamped": Idea("Clamped SwiGLU", "9_since_qwen2/9_any_config", _clamped),
 }  # fmt: skip
 
 #: Switches that turn off what the code of a family does by default.
@@ -434,50 +499,158 @@ def counts(names: Iterable[str] | None = None) -> dict[str, int]:
 
 
 def cached_numbers(config: Config, tokens: int) -> int:
-    """How many numbers a cache keeps of so many tokens: keys and values, latents, vectors that
-    stand for several tokens, or nothing where a layer has a state instead. Raises ``ValueError``
-    for a config that does not say it."""
+    """How many numbers a cache keeps of so many tokens: keys and values, latents, the keys of an
+    indexer, vectors that stand for several tokens, or nothing where a layer has a state instead or
+    reads the keys of another. Raises ``ValueError`` for a config that does not say it."""
     config, _ = complete(config)
-    layers, queries = (number(config, f"num_{of}") for of in ("hidden_layers", "attention_heads"))
-    heads = number(config, "num_key_value_heads") or queries
-    width, hidden = number(config, "head_dim"), number(config, "hidden_size")
-    if not layers or not queries or not heads or not (width or hidden):
-        wanted = "num_hidden_layers, num_attention_heads, and head_dim or hidden_size"
-        raise ValueError(f"the config must have {wanted}")
-    features = width[0] if width else hidden[0] // queries[0] if hidden else 0
-    each = 2 * heads[0] * features
-    if rank := number(config, "kv_lora_rank"):
-        each = rank[0] + (number(config, "qk_rope_head_dim") or (0, ""))[0]
+    return sum(times * _kept(kind, one, tokens) for times, kind, one in _caching_layers(config))
+
+
+def _caching_layers(config: Config) -> Iterator[tuple[int, str, Config]]:
+    """Of each layer that keeps something of every token how often a token passes it, its kind, and
+    the config that it has."""
+    kinds = layer_kinds(config) or _unlisted(config)
+    shared = number(config, "num_kv_shared_layers") or (0, "")
+    own, lists = (
+        config.get("per_layer_config"),
+        ("kv_source_layers", "indexer_types", "no_rope_layers"),
+    )
+    sources, indexed, turned = (
+        x if isinstance(x := config.get(key), list) else [] for key in lists
+    )
+    for n, kind in enumerate(kinds[: max(0, len(kinds) - shared[0])]):
+        reads_another = n < len(sources) and sources[n] != n
+        if kind in KEEPS_NOTHING or reads_another:
+            continue
+        one = dict(config)
+        if n < len(indexed) and indexed[n] != "full":
+            one.pop("index_head_dim", None)
+        if isinstance(own, Mapping) and isinstance(changes := own.get(f"{n:02}"), Mapping):
+            one |= changes
+        if n < len(turned) and turned[n] == 0:
+            one.pop("qk_rope_head_dim", None)
+        yield _passes(config, n), kind, one
+
+
+def _unlisted(config: Config) -> list[str]:
+    """A word for each layer of a config that does not list them."""
+    count = number(config, "num_hidden_layers", "num_layers")
+    if not count:
+        raise ValueError(WANTED)
+    if count[0] > MAX_LAYERS:
+        raise ValueError(f"{count[1]}={count[0]} is more layers than any model has")
+    layers = range(count[0])
+    alike = "indexed_attention" if number(config, "index_head_dim") else "full_attention"
+    alike = "sliding_attention" if _window(config) else alike
+    if not number(config, "num_attention_heads") and number(config, *STATE_SIZES):
+        return ["mamba"] * len(layers)
+    pattern = config.get("block_types")
+    if isinstance(pattern, list) and pattern:
+        return [str(pattern[n % len(pattern)]) for n in layers]
+    if period := number(config, "attn_layer_period"):
+        attention = {n for n in layers if n % period[0] == config.get("attn_layer_offset")}
+    elif "mamba_d_head" in config and "mamba_d_ssm" not in config:
+        attention = _indices(config.get("attn_layer_indices"))
+    else:
+        attention = {*layers}
+    return [alike if n in attention else "mamba" for n in layers]
+
+
+def _indices(value: Any) -> set[int]:
+    """The whole numbers of a list, or nothing."""
+    return {n for n in value if type(n) is int} if isinstance(value, list) else set()
+
+
+def _passes(config: Config, layer: int) -> int:
+    """How often a token passes a layer, each time with keys of its own: twice where a layer of
+    LongCat has two attentions, which it counts as ``num_layers``."""
+    if "num_layers" in config and "num_hidden_layers" not in config:
+        return 2
+    for start, size, end, times in LOOPS:
+        first, many = number(config, start), number(config, times)
+        length, last = number(config, size), number(config, end)
+        if first and many and (length or last):
+            stop = last[0] if last else first[0] + length[0] if length else 0
+            return many[0] if first[0] <= layer < stop else 1
+    return 1
+
+
+def _kept(kind: str, config: Config, tokens: int) -> int:
+    """How many numbers a layer of that kind keeps of so many tokens."""
+    each, features = _widths(kind, config)
     size = number(config, *WINDOWS)
     window = min(tokens, size[0]) if size else tokens
-    alike = "sliding_attention" if _window(config) else "full_attention"
-    kinds = Counter(layer_kinds(config)) or Counter({alike: layers[0]})
+    chooses = kind not in (*LOCAL, "full_attention")
+    index = (number(config, "index_head_dim") or (0, ""))[0] if chooses else 0
     if isinstance(rates := config.get("compress_rates"), Mapping):
         # one vector is key and value, for a token of the window or for several of all; the indexer
         # of sparse layers has a key of its own for each of the latter
-        index = (number(config, "index_head_dim") or (0, ""))[0]
-        wide = {"compressed_sparse_attention": features + index}
-        total = 0
-        for kind, count in kinds.items():
-            rate = number(rates, kind)
-            summaries = tokens // rate[0] if rate else 0
-            total += count * (window * features + summaries * wide.get(kind, features))
-        return total
-    lengths = dict.fromkeys(LOCAL, window) | dict.fromkeys(RECURRENT, 0)
-    keys = UNCOUNTED if rank else (*UNCOUNTED, "v_head_dim")  # in MLA part of the latent
-    if unlike := [key for key in keys if config.get(key)]:
-        raise ValueError(f"{unlike[0]}={shown(config[unlike[0]])}: such a cache is not counted")
-    return sum(count * each * lengths.get(kind, tokens) for kind, count in kinds.items())
+        rate = number(rates, kind)
+        wide = features + index if kind == "compressed_sparse_attention" else features
+        return window * features + (tokens // rate[0] if rate else 0) * wide
+    pooled = number(config, "index_kpool")
+    summaries = tokens // pooled[0] if pooled else tokens
+    return (window if kind in LOCAL else tokens) * each + summaries * index
+
+
+def _widths(kind: str, config: Config) -> tuple[int, int]:
+    """How many numbers a layer of that kind keeps of a token: in all, and of a key of one head."""
+    heads = number(config, "num_key_value_heads", "num_attention_heads")
+    queries, hidden = number(config, "num_attention_heads"), number(config, "hidden_size")
+    width = number(config, "head_dim", "attention_head_dim", "kv_channels")
+    if kind in LOCAL:
+        heads = number(config, "swa_num_key_value_heads") or heads
+        width = number(config, "swa_head_dim") or width
+        if heads and config.get("model_type") == "mimo_v2_flash":  # says its code
+            heads = 2 * heads[0], heads[1]
+    else:
+        heads = number(config, "num_global_key_value_heads") or heads
+        width = number(config, "global_head_dim") or width
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
+        heads = 1, "multi_query"
+    if not queries or not heads or not (width or hidden):
+        raise ValueError(WANTED)
+    features = width[0] if width else hidden[0] // queries[0] if hidden else 0
+    if rank := number(config, "kv_lora_rank"):
+        return rank[0] + (number(config, "qk_rope_head_dim") or (0, ""))[0], features
+    return heads[0] * (features + (number(config, "v_head_dim") or (features, ""))[0]), features
 
 
 def states(config: Config) -> int:
-    """How many numbers the states of layers with a delta rule have, whatever the length is: keys by
-    values for each head, and the last inputs of a short convolution."""
+    """How many numbers the states of a model have, whatever the length is: the memory of each head
+    or feature, and the last inputs of a short convolution. Raises ``ValueError`` for layers with a
+    state of another kind than a delta rule, a convolution or a state space."""
     config, _ = complete(config)
-    some = sum(kind in RECURRENT for kind in layer_kinds(config))
+    kinds = layer_kinds(config) or _unlisted(config)
+    some = sum(kind in RECURRENT for kind in kinds)
     names = "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads", "conv_kernel_dim"
     sizes = [size[0] for name in names if (size := number(config, f"linear_{name}"))]
-    if len(sizes) < len(names):
+    if some and len(sizes) == len(names):
+        dk, dv, keys, values, kernel = sizes
+        return some * (values * dk * dv + (2 * keys * dk + values * dv) * kernel)
+    heads, wide = number(config, "linear_num_heads"), number(config, "linear_head_dim")
+    taps = number(config, "linear_conv_kernel_dim", "short_conv_kernel_size", "conv_L_cache")
+    if some and heads and wide and taps:  # a decay for each feature of a key
+        return some * heads[0] * wide[0] * (wide[0] + 3 * taps[0])
+    hidden = number(config, "hidden_size")
+    if some and taps and hidden and {*kinds} & {*RECURRENT} == {"conv"}:
+        return some * hidden[0] * taps[0]
+    if (taps := number(config, "conv_kernel_size")) and hidden:  # before and after each sub-layer
+        layers = _caching_layers(config)
+        features = sum(n * (_widths(kind, one)[0] + 2 * hidden[0]) for n, kind, one in layers)
+        return features * taps[0]
+    hybrids = kinds.count("hybrid") if number(config, "mamba_d_state") else 0
+    if "mamba_d_ssm" in config:  # beside attention, in every layer
+        hybrids = len(kinds)
+    if not some and not hybrids:
         return 0
-    wide, high, keys, values, kernel = sizes
-    return some * (values * wide * high + (2 * keys * wide + values * high) * kernel)
+    state, taps = number(config, *STATE_SIZES), number(config, "mamba_d_conv", "conv_kernel")
+    if not state or not taps or not hidden:
+        raise ValueError(f"states of {sorted({*kinds} & {*RECURRENT})} are not counted")
+    heads, wide = number(config, "mamba_num_heads"), number(config, "mamba_head_dim")
+    times = number(config, "mamba_expand", "expand") or (2, "")
+    inner = number(config, "mamba_d_ssm") or (times[0] * hidden[0], "")
+    features = heads[0] * wide[0] if heads and wide else inner[0]
+    groups = number(config, "mamba_n_groups", "mamba_ngroups", "n_groups")
+    inputs = features + (2 * groups[0] * state[0] if groups else 0)
+    return (some + hybrids) * (features * state[0] + inputs * taps[0])

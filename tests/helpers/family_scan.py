@@ -34,6 +34,8 @@ DULL = re.compile(
     r"dropout|_pdrop|token_id|initializer|_loss|loss_|aux|jitter|output_|chunk_size_feed|architectures"
     r"|dtype|use_cache|classifier|pretraining_tp|_init$|_init_|time_step|transformers_version|_eps$|_epsilon$"
 )
+#: Of a layer of a cache what does not grow.
+STATES = ("conv", "recurrent")
 FEED_FORWARD = re.compile(r"layers\.\d+\.(mlp|feed_forward|block_sparse_moe|moe)$")
 
 
@@ -288,32 +290,45 @@ def positions(model: Any, has: Callable[[str], bool]) -> Iterator[tuple[str, str
         yield "unrotated", f"{layers - turning} of {layers} layers with attention do not turn"
 
 
-def cached(name: str, tokens: int) -> int:
-    """How many numbers the cache of `transformers` holds after a pass of so many tokens, without
-    what comes after attention. Raises whatever a pass on the meta device raises."""
+def cached(name: str, *lengths: int) -> tuple[dict[str, Any], list[int], int]:
+    """The default config of a family, with what it leaves out filled in, and how many numbers the
+    cache of `transformers` holds after a pass of so many tokens, for each of these lengths: of keys
+    and what stands for them, and of states, which do not grow. Raises whatever a pass on the meta
+    device raises; what comes after attention is left out of it."""
     import torch
     import transformers
 
-    model, complete = built(name, transformers.AutoConfig.for_model(name))
-    if not complete:
-        raise ValueError(f"the default config of {name} says too little")
-    ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
-    blocks = [module for name, module in model.named_modules() if FEED_FORWARD.search(name)]
-    for block in blocks:
-        block.forward = lambda x, *others, **more: x
-    try:
+    model, _ = built(name, transformers.AutoConfig.for_model(name))
+    config = {k: v for k, v in model.config.to_dict().items() if telling(k, v)}
+    blocks = [
+        module
+        for name, module in model.named_modules()
+        if FEED_FORWARD.search(name) or type(module).__name__.endswith(("MoE", "MoeBlock"))
+    ]
+
+    def layers(length: int) -> Any:
+        ids = torch.zeros(1, length, dtype=torch.long, device="meta")
         with torch.no_grad():
-            cache = model.eval()(ids, use_cache=True).past_key_values
+            return model.eval()(ids, use_cache=True).past_key_values.layers
+
+    def numbers(value: Any) -> int:
+        return sum(tensor.numel() for tensor in {id(t): t for t in tensors_of(value)}.values())
+
+    try:
+        for block in blocks:
+            block.forward = lambda x, *others, **more: x
+        layers(1)
     except Exception:  # some return a pair
         for block in blocks:
             block.forward = lambda x, *others, **more: (x, None)
-        with torch.no_grad():
-            cache = model(ids, use_cache=True).past_key_values
-    return sum(tensor.numel() for tensor in {id(t): t for t in tensors_of(cache.layers)}.values())
+    passes = [layers(length) for length in lengths]
+    held = [getattr(layer, f"{kind}_states", {}) for layer in passes[0] for kind in STATES]
+    growing = [sum(map(numbers, map(vars, one))) - numbers(held) for one in passes]
+    return config, growing, numbers(held)
 
 
 def tensors_of(value: Any) -> Iterator[Any]:
-    """The tensors of three and more dimensions inside of lists, dictionaries and layers."""
+    """The tensors of three and more dimensions inside of lists and dictionaries."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -323,8 +338,6 @@ def tensors_of(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for one in value:
             yield from tensors_of(one)
-    elif hasattr(value, "update"):
-        yield from tensors_of(vars(value))
 
 
 def attending(model: Any) -> int:
@@ -423,7 +436,7 @@ class Watched(dict[str, Any]):
 
 def read_by_ideas(families: Mapping[str, Any]) -> set[str]:
     """The keys that some idea asks a config for."""
-    asked = {*ideas.UNCOUNTED}
+    asked: set[str] = set()
     for one in families.values():
         config = Watched(one["config"], asked)
         for idea in ideas.IDEAS.values():

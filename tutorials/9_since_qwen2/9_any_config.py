@@ -255,12 +255,13 @@ assert number["experts"] > len(families()) / 3
 # These are families, not models in use: an old family counts as much as this year's. But experts and QK-norm are clearly
 # what you will meet first in today's models. On the site, *Which model uses what*, below "Look up", lists every family.
 #
-# One idea has no lesson of its own. With *hyper-connections*, a model keeps several copies of the residual stream,
-# usually four: each sub-layer reads a learned mixture of them, and decides how much of its result each copy gets. (Zhu et
-# al., *Hyper-Connections*, 2024, arXiv:2409.19606; DeepSeek-V4 and Qwen4-Exp have them.)
+# The shortest bars are ideas of 2026: several residual streams, keys shared across layers and caches that compress are the
+# next three lessons. Two ideas have no lesson. Inkling 2 passes some layers *again*: the same weights three times, each time
+# with keys of its own. And it has a *bias by distance* instead of a rotation: a number for each head and distance is added to
+# the score.
 #
-# For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list. It reads only the config, so it
-# also describes models that this package cannot load.
+# For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list, and what its cache takes. It reads
+# only the config, so it also describes models that this package cannot load.
 #
 # Exercises
 # ---------

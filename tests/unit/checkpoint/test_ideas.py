@@ -85,6 +85,35 @@ def said(**config: Any) -> dict[str, str]:
         ({"index_topk": 2048}, "sparse", "2048 keys for each query"),
         ({"num_nextn_predict_layers": 1}, "several", "1 more token for training"),
         ({"hc_mult": 4}, "hyper", "4 residual streams"),
+        (
+            {"hc_mult": 4, "hc_sinkhorn_iters": 20},
+            "hyper",
+            "4 residual streams, balanced in 20 rounds",
+        ),
+        (
+            {"compress_rates": {"a": 4}, "layer_types": ["a", "b", "a", "b"]},
+            "compressed",
+            "4:1 in 2 of 4 layers",
+        ),
+        ({"index_kpool": 16}, "compressed", "one key of the indexer for 16 tokens"),
+        ({"num_kv_shared_layers": 2}, "shared_keys", "the last 2 layers have none of their own"),
+        ({"kv_source_layers": [0, 1, 1, 1]}, "shared_keys", "2 layers have none of their own"),
+        (
+            {"index_topk": 64, "indexer_types": ["full", "shared"] * 2},
+            "sparse",
+            "64 keys for each query, chosen in 2 of 4 layers",
+        ),
+        ({"n_layers_per_attn_res_block": 6}, "depth", "over blocks of 6 layers"),
+        ({"loop_num_passes": 3}, "looped", "3 times"),
+        ({"hidden_size_per_layer_input": 256}, "per_layer", "256 wide"),
+        ({"ple_layer_ids": [3], "ngram_size": 3}, "ngrams", "of 3 tokens"),
+        ({"rel_extent": 1024}, "distance", "up to 1024 tokens back"),
+        (
+            {"log_scaling_alpha": 0.1, "log_scaling_n_floor": 8192},
+            "log_scaled",
+            "by the logarithm of the position, from 8192",
+        ),
+        ({"swiglu_limit": 7.0}, "clamped", "gate and up within 7"),
         ({"hc_count": 2}, "hyper", "2 residual streams"),
     ],
 )  # fmt: skip
@@ -156,6 +185,36 @@ def test_bytes_of_caches_follow_from_a_config() -> None:
     for config in ({"model_type": "new"}, wide):
         with pytest.raises(ValueError, match="must have num_hidden_layers, num_attention_heads"):
             cached_numbers(config, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "caches"),
+    [
+        ({"num_kv_shared_layers": 3}, 1),
+        ({"kv_source_layers": [0, 0, 2, 2]}, 2),
+        ({"layer_types": ["full_attention", "mlp", "linear_attention", "moe"]}, 1),
+        ({"attn_layer_period": 4, "attn_layer_offset": 1}, 1),
+        ({"n_input_layers": 1, "n_recurrent_layers": 2, "n_recurrent_loops": 3}, 8),
+        ({"loop_layer_index_start": 1, "loop_layer_index_end": 2, "loop_num_passes": 3}, 6),
+        ({"per_layer_config": {"03": {"num_key_value_heads": 16}}}, 5),
+        ({"v_head_dim": 32}, 6),
+    ],
+)
+def test_a_layer_keeps_its_own_keys_those_of_each_pass_or_none(
+    config: dict[str, Any], caches: int
+) -> None:
+    """Of 4 layers; keys and values of 100 tokens and 8 heads in each."""
+    assert cached_numbers(SIZES | config, 100) == caches * 100 * 2 * 8 * 16
+
+
+def test_an_indexer_has_keys_of_its_own_in_the_layers_that_choose() -> None:
+    latent = SIZES | {"kv_lora_rank": 64, "qk_rope_head_dim": 8, "index_head_dim": 32}
+    assert cached_numbers(latent, 100) == 4 * 100 * (72 + 32)
+    shared = latent | {"indexer_types": ["full", "shared"] * 2}
+    assert cached_numbers(shared, 100) == 100 * (4 * 72 + 2 * 32)
+    assert cached_numbers(latent | {"index_kpool": 10}, 100) == 4 * (100 * 72 + 10 * 32)
+    bare = latent | {"no_rope_layers": [1, 1, 1, 0]}
+    assert cached_numbers(bare, 100) == 100 * (4 * (64 + 32) + 3 * 8)
 
 
 def test_vectors_that_stand_for_several_tokens_are_counted_as_what_they_are() -> None:
@@ -235,6 +294,7 @@ def test_the_command_reads_a_folder_or_a_file(
         out = capsys.readouterr().out
         assert "Sinks: a learned number for each head [no key: its code]" in out
         assert "-> 9_since_qwen2/4_sinks_and_gates" in out and "not known here" not in out
+        assert out.endswith("cache of 32,768 tokens in 16 bits: 1,213 MB\n")
     file.write_text(json.dumps({"model_type": "new", **SIZES, "index_topk": 4}))
     assert main(["describe", str(tmp_path)]) == 0
     out = capsys.readouterr().out
