@@ -635,6 +635,10 @@ def states(config: Config) -> int:
     hidden = number(config, "hidden_size")
     if some and taps and hidden and {*kinds} & {*RECURRENT} == {"conv"}:
         return some * hidden[0] * taps[0]
+    if taps := number(config, "cca_time0"):  # over the queries and keys of every layer
+        wide = number(config, "head_dim") or (0, "")
+        of = "num_attention_heads", "num_key_value_heads"
+        return len(kinds) * taps[0] * wide[0] * sum((number(config, one) or (0,))[0] for one in of)
     if (taps := number(config, "conv_kernel_size")) and hidden:  # before and after each sub-layer
         layers = _caching_layers(config)
         features = sum(n * (_widths(kind, one)[0] + 2 * hidden[0]) for n, kind, one in layers)

@@ -256,9 +256,9 @@ assert number["experts"] > len(families()) / 3
 # what you will meet first in today's models. On the site, *Which model uses what*, below "Look up", lists every family.
 #
 # The shortest bars are ideas of 2026: several residual streams, keys shared across layers and caches that compress are the
-# next three lessons. Two ideas have no lesson. Inkling 2 passes some layers *again*: the same weights three times, each time
-# with keys of its own. And it has a *bias by distance* instead of a rotation: a number for each head and distance is added to
-# the score.
+# next three lessons. Two ideas have no lesson, and both are in Inkling 2. Its small model passes some layers *again*: the same
+# weights three times, each time with keys of its own. And in place of a rotation it has a *bias by distance*: each token
+# computes a number for every head and distance, which is added to the score.
 #
 # For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list, and what its cache takes. It reads
 # only the config, so it also describes models that this package cannot load.
