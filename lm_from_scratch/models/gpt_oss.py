@@ -189,7 +189,8 @@ class Experts(nn.Module):
         self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
 
     def expert(self, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor, x: Tensor) -> Tensor:
-        """What one expert says of ``x`` (N, C), given its own four tensors."""
+        """What one expert says of ``x`` (N, C), with maps ``W1`` (C, 2F) and ``W2`` (F, C) and
+        biases ``b1`` (2F,) and ``b2`` (C,)."""
         gate, up = torch.addmm(b1, x, W1).unflatten(-1, (-1, 2)).unbind(-1)  # (N, F) each
         return torch.addmm(b2, clamped_swiglu(gate, up, self.alpha, self.limit), W2)
 

@@ -23,7 +23,7 @@ MISTAKES = {
         ("topk, which leaves ties open", BEST, "scores.topk(k).indices.flip(-1)"),
     ],
     "layers.experts:sigmoid_routing": [
-        ("softmax instead of sigmoid", "logits.sigmoid()", "logits.softmax(-1)"),
+        ("softmax instead of sigmoid", "score(logits)", "logits.softmax(-1)"),
         ("the bias weighs", "scores.gather(-1, experts)", "(scores + bias).gather(-1, experts)"),
         ("the bias chooses nothing", "scores.detach() + bias", "scores.detach()"),
         ("a group is worth its best expert",

@@ -22,8 +22,10 @@ from lm_from_scratch.interop.peft import load_lora_, save_lora
 from lm_from_scratch.layers.head import Head, TiedHead
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
+from lm_from_scratch.models.deepseek_v4 import DeepseekV4Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
 from lm_from_scratch.models.gpt2 import GPT2Config
+from lm_from_scratch.models.gpt_oss import GptOssConfig
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
@@ -42,6 +44,7 @@ STATES = dict(
     partial_rotary_factor=0.5, linear_num_key_heads=2, linear_num_value_heads=4,
     linear_key_head_dim=8, linear_value_head_dim=8,
 )  # fmt: skip
+OWN_IDS = dict(pad_token_id=0)
 EXPERTS = DECODER | dict(n_expert=4, top_k=2, expert_size=8)
 CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "gpt2": (GPT2Config, SIZES | dict(embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)),
@@ -61,6 +64,15 @@ CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     ),
     "smollm3": (SmolLM3Config, DECODER | dict(pad_token_id=0)),
     "gemma3": (Gemma3Config, DECODER | dict(sliding_window=3)),
+    "gpt_oss": (GptOssConfig, DECODER | OWN_IDS | dict(n_expert=4, top_k=2, sliding_window=3)),
+    "deepseek_v4": (
+        DeepseekV4Config,
+        SIZES | dict(
+            head_dim=8, partial_rotary_factor=0.5, q_lora_rank=12, o_groups=2, o_lora_rank=6,
+            sliding_window=3, sparse_rate=2, heavy_rate=4, index_n_heads=4, index_head_dim=8,
+            index_topk=3, n_expert=4, top_k=2, expert_size=8,
+        ),
+    ),
 }  # fmt: skip
 CASES = [
     (name, tied) for name in CONFIGS for tied in ((True,) if name == "gpt2" else (True, False))
