@@ -7,6 +7,7 @@ all that most callers need. :mod:`~lm_from_scratch.checkpoint.configs` translate
 :mod:`~lm_from_scratch.checkpoint.names` turns their names into those of our models,
 :mod:`~lm_from_scratch.checkpoint.published` is what else a folder says,
 :mod:`~lm_from_scratch.checkpoint.ideas` says of any ``config.json`` which ideas its model uses,
+:mod:`~lm_from_scratch.checkpoint.cache_sizes` what a text costs it in memory,
 :mod:`~lm_from_scratch.checkpoint.state` keeps a training run so that it can be resumed, and
 :mod:`~lm_from_scratch.checkpoint.folders` writes all of it whole or not at all.
 

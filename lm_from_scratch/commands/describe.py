@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lm_from_scratch.checkpoint.cache_sizes import cached_numbers, states
 from lm_from_scratch.checkpoint.folders import ADAPTER, read_json, shipped, shipped_folder
-from lm_from_scratch.checkpoint.ideas import cached_numbers, complete, describe, states
+from lm_from_scratch.checkpoint.ideas import complete, describe
 from lm_from_scratch.commands.options import DescribeOptions
 from lm_from_scratch.files import escaped
 from lm_from_scratch.interop.peft import base_folder

@@ -16,13 +16,8 @@ import torch
 from torch import nn
 
 from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.checkpoint.ideas import (
-    IDEAS,
-    cached_numbers,
-    describe,
-    families,
-    states,
-)
+from lm_from_scratch.checkpoint.cache_sizes import cached_numbers, states
+from lm_from_scratch.checkpoint.ideas import IDEAS, describe, families
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.layers.gated_mlp import swiglu
