@@ -11,7 +11,7 @@ from api import families
 from gallery import pages
 from sources.templates import render
 
-from lm_from_scratch.checkpoint import ideas
+from lm_from_scratch.checkpoint import cache_sizes, ideas
 from lm_from_scratch.checkpoint.ideas import describe, stored
 
 installed = importlib.metadata.version("transformers")
@@ -119,11 +119,11 @@ def test_a_cache_has_the_numbers_that_are_counted(name: str) -> None:
         if installed == stored()["transformers"] and name not in CANNOT_RUN:
             raise
         pytest.skip(CANNOT_RUN.get(name, f"no pass on the meta device: {error}"))
-    ours = [ideas.cached_numbers(config, length) for length in lengths]
+    ours = [cache_sizes.cached_numbers(config, length) for length in lengths]
     assert ours[2] - ours[1] == theirs[2] - theirs[1]
     assert ours[0] == theirs[0] or (name in HOLDS_MORE and ours[0] < theirs[0])
     if states:
-        assert ideas.states(config) == states
+        assert cache_sizes.states(config) == states
 
 
 def test_a_report_says_what_a_new_release_changed() -> None:
