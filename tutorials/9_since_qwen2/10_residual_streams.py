@@ -3,7 +3,7 @@ Several residual streams
 ========================
 
 A block adds its result to what it was given: that sum is the residual stream. DeepSeek-V4 has *four* such streams, and in
-every block it mixes them. Here are 32 random blocks, with the streams carried from block to block in three ways:
+every block it mixes them, with a matrix of 4 by 4 numbers. Here the streams pass 32 random matrices, of three kinds:
 """
 
 # sphinx_gallery_needs = ["../2_qwen2/4_qwen2"]
@@ -59,30 +59,30 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# In the free mix the streams can become thousands of times larger (the bands are five seeds). The solid line lies on the
-# dotted one: it is as calm as the plain sum, and its only difference from the free mix is a condition on the matrices.
+# With free matrices the streams can become thousands of times larger (the bands are five seeds). The solid line lies on
+# the dotted one: these mixes are as calm as a plain sum. They meet one condition, *doubly stochastic*, which we come to.
 #
 # Why several?
 # ------------
 #
-# One stream is one place for everything. What block 3 has found lies below the results of 29 others when block 32
-# reads the sum, and no block can read or clear a part of it.
-#
-# With n streams a block *reads* a weighted sum of them, *writes* its result to each with another weight, and *carries*
-# them on through an n by n matrix M:
+# One stream is one place for everything. When block 32 reads the sum, 28 later results have been added to what block 3
+# found. Several streams are several places. The idea is called *hyper-connections*
+# (`Zhu et al., 2024 <https://arxiv.org/abs/2409.19606>`_). With n streams a block *reads* a weighted sum of them, *writes*
+# its result to each with another weight, and *carries* them on through an n by n matrix M:
 #
 # .. math::
 #
 #    x = \sum_j a_j X_j, \qquad X'_i = b_i \, F(x) + \sum_j M_{ji} X_j
 #
-# With one stream, and all weights 1, that is the sum you know. Here is the first block of our stack:
+# With one stream, and all weights 1, that is the sum you know. Here are random weights for one block. The thicker an
+# arrow, the larger its weight; the table below is M:
 
 read, write = torch.randn(n).softmax(0), 2 * torch.randn(n).sigmoid()
 carry = KINDS["doubly stochastic mix"](noise(0))
 drawings.residual_streams(read.tolist(), write.tolist(), carry[0].tolist())
 
 # %%
-# The weights cost next to nothing: the block F, which is attention or an MLP, still sees one vector.
+# The block F, attention or an MLP, still sees one vector, so it does not get any larger.
 #
 # Thirty-two free matrices
 # ------------------------
@@ -107,8 +107,9 @@ for size in (0.1, 0.3, 0.5):
 # Some 10 to 100 times. Numbers of 0.5 already make it thousands. A matrix that makes a vector 1.2 times longer is
 # harmless, but 1.2 to the power of 32 is 342.
 #
-# The plain residual connection is safe because its "matrix" is the number 1. In the paper's model of 27 billion
-# parameters, streams that were mixed freely grew up to 3,000 times, and training became unstable.
+# The plain residual connection is safe because its "matrix" is the number 1. DeepSeek trained a model of 27 billion
+# parameters with free matrices: their product could make a stream 3,000 times larger, and training became unstable
+# (`Xie et al., 2025 <https://arxiv.org/abs/2512.24880>`_; their cure, which is next, is called *mHC*).
 #
 # Doubly stochastic
 # -----------------
@@ -137,7 +138,7 @@ for z in zs:
 
 # %%
 # Each division spoils what the one before it has repaired, but less every time. DeepSeek-V4 does 20 rounds for every
-# token in every block, and the gradient flows through all of them.
+# token, twice in every block, and the gradient flows through all of them.
 #
 # What does the condition buy?
 #
@@ -170,9 +171,9 @@ for z in zs:
     )
 
 # %%
-# One quarter everywhere: after 32 random mixes the four streams are one and the same. Nothing explodes, but whoever
-# mixes in every block has a single stream again, at four times the price. A trained model must keep most of its mixes
-# near the identity, and it can, since the identity is doubly stochastic.
+# One quarter everywhere: whatever was in one stream at the start is now in all four, in equal parts. Nothing explodes, but
+# a model that mixes so much in every block has one stream again, and stores it four times. To keep its streams apart it
+# must keep most mixes near the identity. It can: the identity is doubly stochastic, too.
 #
 # The gradient
 # ------------
@@ -191,14 +192,15 @@ assert (back.sum(0) - 1).abs().max() < 1e-3 and (
 ).abs().max() < 0.01
 
 # %%
-# Yes: transposing swaps rows and columns, and both sum to 1. That is why *one* of the two is not enough. With columns
-# alone the streams stay small, and the gradient may grow.
+# Yes: transposing swaps rows and columns, and both sum to 1. Here we need the second condition. With columns alone the
+# streams would stay small, but the rows of a product could sum to anything from 0 to 4: the gradient of one stream may
+# become four times as large, and that of another vanish.
 #
 # With blocks in between
 # ----------------------
 #
-# Now a whole stack: 32 random blocks, each a small MLP behind a norm, which read and write the streams of 16 tokens. We
-# note the size of the streams, and of the gradient of a random loss.
+# So far there were only matrices. Now a whole stack: 32 random blocks, each a small MLP after a norm, which read and write
+# the streams of 16 tokens. We record the size of the streams, and of the gradient of a random loss.
 
 C, T = 64, 16  # features, tokens
 
@@ -252,8 +254,9 @@ for part, end in ((0, -1), (1, 0)):
 # In the model
 # ------------
 #
-# In a real model the weights are computed from the token. All n · C numbers of its streams are normalised and go through
-# one linear map; a sigmoid makes reading and writing weights of the result, and Sinkhorn's rounds the mix.
+# In a real model the weights differ from token to token. All n · C numbers of a token's streams are normalised and go
+# through one linear map. Its result becomes the reading and writing weights by a sigmoid, and the mix by a softmax and
+# Sinkhorn's rounds.
 
 hyper = HyperConnection(C, n)
 mix = hyper(torch.randn(1, 2, n, C))  # two tokens
@@ -271,18 +274,19 @@ assert hyper.fn.numel() == (2 + n) * n * n * C
 assert mix.carry.shape == (1, 2, n, n) and 30e6 < total < 40e6
 
 # %%
-# That is little, but each token now has four vectors where it had one, and they are read and written twice in every
-# block. In training they must be kept, too. The papers spend most of their pages on making that fast.
+# Of 284 billion weights, that is nothing. But each token now has four vectors where it had one. They are read and written
+# twice in every block, and in training they must be kept. With kernels written for it, DeepSeek still pays 6.7 % of the
+# training time.
 #
 # Do four streams make a model better? For models of billions of parameters both papers report a lower loss. Our stack is
-# random: it shows that the condition makes depth safe, and nothing about quality.
+# random: it shows that the condition makes depth safe, and says nothing about quality.
 #
 # Attention residuals
 # -------------------
 #
-# There is another way for a block to read what an early block has written. Keep all results apart, and let each block
-# *attend* to them: a learned query q, a key for each earlier block, a softmax, a mean. Inkling 2 does it, with groups of
-# blocks for results.
+# There is another way for block 32 to find what block 3 wrote: keep all results apart, and let each block *attend* to
+# them. It has a learned query q; the results, normalised, are keys and values. Inkling 2 does this, with the sum of six
+# layers as one result.
 
 
 def attended(results, q):
@@ -299,16 +303,16 @@ for _ in range(L):
     assert rms(x).max() < 1.001
 
 # %%
-# A softmax sums to 1, so this is a weighted mean again, and again nothing can grow. The price is memory for one vector
-# of each block, where four streams need four.
+# The weights of a softmax sum to 1, so this is a weighted mean again, and again nothing can grow. The price is memory: one
+# vector for each result, where streams need four in all.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Divide the columns alone, once, in place of ``sinkhorn``. A good answer shows both pictures, and says which of
-#    the two curves is no longer flat, and why.
-# 2. *Medium.* Begin with 6 · I where the page has 2 · I. A good answer shows after how many blocks two streams differ by
-#    less than 1 %, for both.
+# 1. *Easy.* Divide the columns alone, once, in place of ``sinkhorn``. A good answer prints the sums of the rows of the
+#    product of all 32 mixes, and says what they do to the gradients of the four streams.
+# 2. *Medium.* Begin with 6 · I where the page has 2 · I. A good answer prints the product of all 32 mixes for both, and
+#    says which model still knows at the end what was in stream 1.
 # 3. *Medium.* Write all streams with the weight 1, and start them alike. A good answer explains why the doubly stochastic
 #    mix is then *exactly* one plain sum.
 #
@@ -318,5 +322,5 @@ for _ in range(L):
 # * Hyper-connections give a model several residual streams: a block reads their weighted sum, writes to each, and mixes
 #   them by a matrix.
 # * Products of free matrices explode with depth. Doubly stochastic ones keep streams and gradients small, since rows and
-#   columns of any product sum to 1.
-# * Sinkhorn's algorithm makes such a matrix of any positive one. Mixing too much makes all streams alike.
+#   columns of every product of them sum to 1.
+# * Sinkhorn's algorithm makes any positive matrix doubly stochastic. Mixing too much makes all streams alike.

@@ -2,8 +2,8 @@ r"""
 Keys shared across layers
 =========================
 
-Gemma 4 E4B runs on a phone. It has 42 layers, and a text of 32,768 tokens would leave 3.3 GB of keys and values in its
-cache, more than half as much as the phone's memory. Two decisions in its config bring that down to a sixth.
+Gemma 4 E4B is made for phones. It has 42 layers, and a text of 32,768 tokens would leave 3.3 GB of keys and values in its
+cache: on a phone with 8 GB, two fifths of the memory. Two decisions in its config bring that down to a sixth.
 """
 
 # sphinx_gallery_needs = ["../5_caching/2_kinds_of_cache", "1_qwen3"]
@@ -46,14 +46,14 @@ assert round(shared / 1e9, 2) == 0.56
 assert 5.8 < all_of_it / shared < 6 and 0.42 < 1 - shared / sliding < 0.44
 
 # %%
-# The first decision, `sliding windows <../5_caching/2_kinds_of_cache.ipynb>`_, is an old one. The second is new: the last
+# You know the first decision: `sliding windows <../5_caching/2_kinds_of_cache.ipynb>`_. The second is new to us: the last
 # 18 layers have no keys and values at all. The config says ``num_kv_shared_layers: 18``. That takes another 43 % away.
 #
 # Whose keys?
 # -----------
 #
-# A layer without keys still has queries, and reads the keys of an earlier layer. Not of any layer: one that slides has
-# kept 512 tokens, one that sees everything has kept them all, so each reads from a layer of its own kind.
+# A layer without keys still has queries, and reads the keys of an earlier layer. But not of just any layer: a sliding layer
+# has kept 512 tokens, a layer that sees everything has kept them all. So each reads from a layer of its own kind.
 #
 # **Predict first.** The layers count from 0. Which layer's keys does layer 41, the last one, read?
 #
@@ -86,8 +86,8 @@ assert reads == sources(layers, 18) and reads[41] == 23 and reads[40] == 22
 # --------
 #
 # A layer that shares saves three things: the bytes of its cache, its matrices ``k_proj`` and ``v_proj``, and the time to
-# multiply with them. Here is a small model of six layers, three of them without keys. In Python its cache simply has
-# three layers.
+# multiply by them. Here is a small model of six layers, with its own keys in all of them, and then in three. The cache of
+# the second has only three layers.
 
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.models.shared_keys import SharedConfig, SharedForCausalLM
@@ -115,8 +115,8 @@ assert counted[0][0] == 2 * counted[3][0] == 6 * 100 * 2 * 16 * 4
 assert counted[0][1] - counted[3][1] == 3 * (2 * 48 * 16 + 16)
 
 # %%
-# The text went in as four pieces, and the logits are those of a single pass: layers that share find the keys of all
-# earlier pieces where their source keeps them.
+# Half the cache, and 4,656 fewer weights. The text went in as four pieces, and the logits are those of a single pass:
+# layers that share find the keys of all earlier pieces in the cache of their source.
 #
 # Can you share afterwards?
 # -------------------------
@@ -164,8 +164,8 @@ assert abs(before - 4.18) < 0.02 and 4.8 < after < 5.2
 
 # %%
 # About 5. That is far from nonsense: all layers write into the same hidden states, so the keys of layer 3 mean something
-# to the layers above it. But queries and keys of a layer are trained for each other, and 0.8 nats are a lot: the model
-# is twice as unsure of every token. So sharing is a decision before training.
+# to the layers above it. But queries and keys of a layer are trained for each other, and 0.8 nats are a lot: on average
+# each token gets less than half the probability it had. So sharing is decided before training.
 #
 # What does it cost?
 # ------------------
@@ -238,9 +238,10 @@ assert (told < plain).all()
 # A table instead of a matrix
 # ---------------------------
 #
-# The third model is *better* than the first, with each of the three seeds. It has a second embedding: each token has 16
-# numbers for each layer, and each layer adds them, through a gate, to what it works on. Such *per-layer embeddings* are
-# the other new part of Gemma 4. What do they cost there?
+# The third model has keys of its own everywhere, and is *better* than the first with each of the three seeds. It also has a
+# fifth more weights, most of them in a second embedding: each token has 16 numbers for each layer, and each layer adds
+# them, through a gate, to its hidden state. Such *per-layer embeddings* are the other half of Gemma's plan for phones. What
+# do they cost there?
 
 read = 42 * 256  # layers, numbers for each
 table = 262_144 * read
@@ -250,19 +251,19 @@ print(f"read for a token: {read:,} numbers, {2 * read / 1e3:.1f} kB")
 assert round(table / 1e9, 1) == 2.8 and 2 * read == 21_504
 
 # %%
-# A table of 2.8 billion numbers, a third of the model, of which a token reads 21.5 kB. Nothing is multiplied with it, so
-# it can stay in flash memory while the rest is in RAM. That is why a model of eight billion weights is called E4B: four
-# billion are *effective*.
+# A table of 2.8 billion numbers, a third of the model, of which a token reads 21.5 kB. No matrix product needs the table,
+# so it can stay in the phone's storage while the rest is in RAM. That explains the name: of eight billion weights, 2.8 are
+# in this table and 0.7 in the ordinary embedding; about four and a half billion are *effective*, rounded down to E4B.
 #
-# The price is in the table's nature: a row depends on the token, not on the text. It saves the layers from keeping in
-# mind *which* token they are working on, and nothing else.
+# The limit of a table: its row depends on the token, not on the text. It can remind a layer *which* token it is working
+# on; what the token means here, attention must still find out.
 #
 # Sharp in a long text
 # --------------------
 #
-# Sharing leaves few layers that carry keys for everything. What helps those few in a long text? Some models (Llama 4,
-# SmolLM3) give them `no rotation <5_positions_today.ipynb>`_, which costs and saves nothing, and removes distances that
-# were never trained. And Llama 4 makes the query grow with the logarithm of the position.
+# Few layers are left that see the whole text. What helps them when it is long? Llama 4 gives them
+# `no rotation <5_positions_today.ipynb>`_, so there are no distances that were never trained. And it multiplies their
+# queries by a number that grows with the logarithm of the position.
 #
 # Here is why. One key fits a query, with a score of 8. All others have random scores around 0.
 
@@ -293,24 +294,24 @@ assert flat[0] > 0.8 and flat[-1] < 0.01 and sharp[-1] > 5 * flat[-1]
 assert sharp[:5] == flat[:5] and all(a < b for a, b in zip(flat[6:], sharp[6:]))
 
 # %%
-# With 256 keys, the one that fits gets most of the weight. With a million, the others outvote it by their number. A query
-# that grows with the logarithm of the length keeps several times as much. It takes one line and no parameter, and below
-# 8,192 tokens the factor is exactly 1, so a trained model can be given it.
+# With 256 keys, the one that fits gets 88 % of the weight. With a million, the others outvote it by their number: 0.2 %
+# are left. A query that grows with the logarithm of the length keeps 4 %, which is little, but 25 times as much. It takes
+# one line and no parameter, and below 8,192 tokens the factor is exactly 1, so even a trained model can be given it.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Gemma 4 E4B shares 18 layers. Compute the bytes at 131,072 tokens for 0, 6, 12, 18 and 24 shared layers. A
 #    good answer explains why the steps are not equal.
-# 2. *Medium.* Train with ``kv_shared_layers=3``: everybody reads the keys of layer 0. A good answer compares three seeds
+# 2. *Medium.* Train with ``kv_shared_layers=3``: all layers read the keys of layer 0. A good answer compares three seeds
 #    with the two models above, and says what those keys cannot know.
-# 3. *Hard.* Give the saved matrices back: a wider MLP with as many weights as ``k_proj`` and ``v_proj`` had. A good answer
+# 3. *Hard.* Spend the saved weights: a wider MLP with as many as ``k_proj`` and ``v_proj`` had. A good answer
 #    shows at equal weights, with five seeds, which of the two is the better place for them.
 #
 # Summary
 # -------
 #
 # * The last layers can read the keys of the last layer of their kind that has some. Their part of the cache is gone, and
-#   a small model hardly notices, if it is trained like that.
-# * Per-layer embeddings put weights where they are cheap: looked up, never multiplied.
-# * Without rotation and with queries that grow with log t, the few layers that see everything stay sharp in a long text.
+#   a small model that was trained like that hardly notices.
+# * Per-layer embeddings put weights where they are cheap: in a table that is looked up, never multiplied.
+# * The more keys there are, the less weight the right one gets. Queries that grow with log t win some of it back.

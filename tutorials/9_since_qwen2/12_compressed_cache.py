@@ -2,8 +2,8 @@ r"""
 A cache that compresses
 =======================
 
-How much memory do the keys and values of a text with a million tokens take? DeepSeek-V3.2 has short
-`latents <3_latent_attention.ipynb>`_ already. Its successor V4 takes a thirteenth of that:
+How much memory does the cache of a text with a million tokens take? DeepSeek-V3.2 has short
+`latents <3_latent_attention.ipynb>`_ already. Its successor V4-Flash takes a thirteenth of that:
 """
 
 # sphinx_gallery_needs = ["7_sparse_attention", "3_latent_attention", "../5_caching/2_kinds_of_cache"]
@@ -52,21 +52,22 @@ v4 = 2 * sum({SPARSE: sparse, HEAVY: heavy}[kind] for kind in new.kinds)
 cache_sizes({"DeepSeek-V3.2": (v32, 0), "DeepSeek-V4": (v4, 0)}, T)
 
 # %%
-# That is 7.7 %, by the default sizes of both in ``transformers``; DeepSeek itself says 7 %.
+# That is 7.7 %, by the default sizes of both in ``transformers``, at two bytes a number; DeepSeek itself says 7 %.
+# V4-Flash also has fewer layers, 43 for 61: layer by layer it takes about a ninth.
 
 print(f"{v32 / 2**30:.1f} GiB, {v4 / 2**30:.1f} GiB: {v4 / v32:.1%}")
 
 assert abs(v4 / v32 - 0.0767) < 0.0005
 
 # %%
-# The latent of V3.2 keeps *less of each token*. V4 gives up on keeping each token: it keeps the latest 128, and of all
-# others one vector for several.
+# The latent of V3.2 keeps *less of each token*. V4 no longer keeps each token. It keeps the latest 128 as they are; older
+# ones are pooled, several to one vector.
 #
 # From blocks to entries
 # ----------------------
 #
-# The text is cut into blocks of m tokens. When the last token of a block is there, the block is pooled to one *entry*,
-# which is a key and a value for the queries after it. Here m is 4, and the window has 5 tokens:
+# The text is cut into blocks of m tokens. As soon as a block's last token has been read, the block is pooled into one
+# *entry*, a key and a value for this token's query and all later ones. Here m is 4, and the window has 5 tokens:
 
 model, tokenizer = load_shipped("qwen2-docs")
 test = pieces(split(reference())[1], tokenizer, length=256, count=8)
@@ -91,16 +92,18 @@ assert near.sum() == 5 and entries.sum() == 3
 
 # %%
 # 8: five of the window and three entries. The last block lacks a token, and its three tokens are in the window anyway.
+# (Tokens 10 and 11 are read twice, on their own and in entry 2. That does no harm.)
 #
-# No new rule is needed for this: an entry stands at the position of the *last* token of its block. The rule that you
-# `know <../3_attention/2_masks.ipynb>`_, no key after the query, then says which entries may be seen.
+# No new rule is needed for this: give an entry the position of the *last* token of its block. The rule that you
+# `know <../3_attention/2_masks.ipynb>`_, no key after the query, then says which entries may be seen. (RoPE turns V4's
+# entries by the position of the *first* token. That is a matter of distance, not of who may look.)
 #
 # Pool a model that was never asked
 # ---------------------------------
 #
 # Does attention to entries work at all? Take the shipped Qwen2, which has never seen an entry. Let its queries read
-# the latest 8 keys, and for the rest the plain *mean* of each block of 4 keys and values. An entry stands for four
-# tokens, so its score gets log 4 more.
+# the latest 8 keys, and for each block of 4 that lies before them the plain *mean* of its keys and of its values. Such an
+# entry should weigh as much as four tokens, so its score gets log 4 more: softmax takes exp, which makes that a factor of 4.
 
 
 def pooling(m, window):
@@ -154,29 +157,30 @@ assert full < pooled[2] < pooled[4] < pooled[8] < pooled[16] < alone
 assert 0.5 < (alone - pooled[4]) / (alone - full) < 0.68
 
 # %%
-# Somewhere between, and nearer to all keys: more than half of what the window has lost comes back, with a quarter of the
-# keys, and without a step of training. What is far away is needed roughly.
+# Somewhere between, and nearer to all keys: more than half of what the window had lost comes back, with a quarter of the
+# keys, and without a step of training. Of what is far away, the gist is often enough.
 #
-# V4 is trained for it and does better than a mean. Each token offers values and *gates*, and every feature of the entry
-# is a softmax over its tokens of its own. With m = 4 blocks also overlap: an entry is pooled from its own block
-# and the one before.
+# V4 is trained for it, and learns a better mean. Each token brings two vectors, values and *gates*. For each feature, a
+# softmax over the gates of the block's tokens gives the weights with which their values are averaged. With m = 4 the blocks
+# also overlap: an entry is pooled from its own block and the one before.
 #
 # Two kinds of layers
 # -------------------
 #
-# V4 has layers of two kinds, in turn:
+# In V4 two kinds of layers alternate:
 #
-# * **128 to 1**, and a query reads every entry: 8,192 of a million tokens.
+# * **128 to 1**, and a query reads every entry: 8,192 for a million tokens.
 # * **4 to 1**, and an `indexer <7_sparse_attention.ipynb>`_ chooses the 512 best of 262,144 entries. Its keys are pooled
 #   as well.
 #
-# So at a million tokens no query of V4 reads more than 8,320 keys. One vector is key *and* value, for all heads.
+# So at a million tokens, attention in V4 never reads more than 8,320 keys for a query. (The indexer still scores all of
+# its 262,144 keys, which are short.) One vector is key *and* value, for all heads.
 #
 # Laws of such a cache
 # --------------------
 #
-# A text must give the same in one pass and in any pieces. Tokens whose block is not complete have to wait, and they
-# must be there when its last token comes. Here is a small V4 with random weights, fed in two ways.
+# A text must give the same logits in one pass and in any pieces. Tokens whose block is not complete have to wait, and the
+# cache must keep them until its last token comes. Here is a small V4 with random weights, fed in two ways.
 
 config = DeepseekV4Config(
     n_layer=3, layer_types=(SLIDING, SPARSE, HEAVY), mlp_layer_types=("moe",) * 3,
@@ -199,7 +203,7 @@ with torch.no_grad():
         assert error < 1e-9
 
 # %%
-# And the bytes? A cache that keeps every token would grow by the same amount with each.
+# The same, up to rounding. And the bytes? A cache that keeps every token would grow by the same amount with each.
 
 cache, sizes = cache_for(config.windows), []
 with torch.no_grad():
@@ -216,8 +220,8 @@ assert sizes == sorted(sizes) and len(set(sizes[100:])) < 35
 # %%
 # Steps: nothing is added until a block is complete. (The first rise is the window, and tokens that wait.)
 #
-# The formula at the top, is it right? We can count: torch's meta device has shapes and no numbers, so an attention layer of
-# the full size runs on a million tokens in no time, and its cache says how many bytes it holds.
+# Is the formula behind the first picture right? We can count. Tensors on torch's meta device have shapes and no numbers,
+# so an attention layer of full size "runs" on a million tokens in no time, and its cache says how many bytes it would hold.
 
 counted = 0
 for kind in (SPARSE, HEAVY):
@@ -234,13 +238,14 @@ print(f"by the formula {v4:,} bytes, counted {counted:,}")
 assert 1 < counted / v4 < 1.02
 
 # %%
-# One percent more: the positions of the entries, and the tokens that wait.
+# Less than one percent more: the positions of the entries, and the tokens that wait.
 #
 # One indexer for several layers
 # ------------------------------
 #
-# An indexer in every layer reads its keys in every layer. Do neighbouring layers not look at the same tokens anyway? In
-# the shipped model, let layer 5 choose the 16 best keys, and ask what share of *another* layer's attention they hold.
+# At a million tokens, the indexers do most of V4's multiplications. But do neighbouring layers not look at the same tokens
+# anyway? In the shipped model, let layer 5 choose the 16 best keys, and ask what share of *another* layer's attention
+# they hold.
 
 with torch.no_grad(), record_attention(model) as maps:
     model(test.idx)
@@ -263,21 +268,22 @@ for reader in (4, 5, 6, 7):
     assert own - 0.25 < borrowed <= own
 
 # %%
-# Most of it, and less with every layer in between. Hy4 and Mistral Large 4 therefore have one indexer for a few layers in a
-# row. They are trained for it, which our model is not.
+# At least half of it, and less with every layer in between. Even a layer's own 16 best hold only about 70 to 90 %, so
+# borrowing loses 10 to 20 points. Hy4 and Mistral Large 4 have one indexer for a few layers in a row. They are trained for it, which
+# our model is not.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Leave out the log 4. A good answer says how much of the way back is lost, and why the term is needed.
-# 2. *Medium.* Pool with a window of 32 in place of 8. A good answer says what part of the gap comes back, and why it is
-#    smaller.
+# 2. *Medium.* Pool with a window of 32 in place of 8. A good answer says how large the gap is now, and what part of it
+#    comes back.
 # 3. *Medium.* Pad the rows of ``idx`` on the left by 1, 2 and 3 tokens. A good answer shows that our logits stay the same,
-#    and explains what goes wrong where columns are counted in place of positions.
+#    and explains what would go wrong if blocks were cut by columns instead of positions.
 #
 # Summary
 # -------
 #
-# * A block of tokens becomes one entry when its last token is there; the entry stands at that token's position.
-# * The latest tokens stay as they are, the others count roughly: V4's cache takes 7.7 % of V3.2's.
+# * A block of tokens becomes one entry when its last token has been read, and only queries from there on may see it.
+# * The latest tokens are kept as they are, older ones several to an entry: V4-Flash's cache takes 7.7 % of V3.2's.
 # * A compressed cache must obey the old law: whole, in pieces and token by token, the logits are the same.

@@ -2,9 +2,9 @@ r"""
 Read a model of the year
 ========================
 
-gpt-oss is a model that many people run at home. Here it is with the weights of our small Qwen2 inside. It reads our
-text badly: these weights were trained for another model. So we take what is new in gpt-oss away again, one change after
-the other, and watch the loss. After the fourth, exactly Qwen2 is left.
+gpt-oss is a model that many people run at home. Here is its architecture with the weights of our small Qwen2 inside. It
+reads our text worse than Qwen2 does: these weights were trained for another model. So we undo what is new in gpt-oss, one
+change after the other, and watch the loss. After the fourth, exactly Qwen2 is left.
 """
 
 # sphinx_gallery_needs = ["9_any_config", "4_sinks_and_gates", "6_delta_rule", "2_mixture_of_experts"]
@@ -101,7 +101,9 @@ def draw(losses):
     bars = ax.barh(names, [losses[n] for n in names], color=COLOURS[0])
     ax.bar_label(bars, fmt="%.2f", padding=3)
     ax.axvline(loss(qwen2), color=COLOURS[1])
-    ax.set(xlabel="loss (the line: Qwen2)", xlim=(0, 10))
+    ax.set(
+        xlabel="loss (the line: Qwen2)", xlim=(0, 1.15 * max(losses.values()))
+    )
     plt.show()
 
 
@@ -110,31 +112,33 @@ assert abs(losses["− sinks"] - loss(qwen2)) < 1e-4
 assert losses["all changes"] > loss(qwen2) + 0.4
 
 # %%
-# The last bar and the line are the same number. So four things separate gpt-oss from Qwen2, and a fifth that costs
+# The last bar and the line are the same number. The clamped SwiGLU costs the most; sinks of about 0 cost nothing: one more
+# key, with no value. So four things separate gpt-oss from Qwen2, and a fifth that costs
 # nothing here: it has experts instead of an MLP. Ours are four copies of one MLP, so any two of them, with weights that
 # sum to 1, give what the MLP gives.
 #
-# Two of the changes you know: windows of 128 tokens in every other layer, and `sinks <4_sinks_and_gates.ipynb>`_. YaRN
-# turns the slow pairs 32 times more slowly, for texts 32 times as long (`RoPE <../2_qwen2/2a_longer_contexts.ipynb>`_).
-# The clamp is new. An expert multiplies
+# Why undo changes, and not make them? Because the last step proves something: a change that is missing from our list would
+# still move the loss. (Unless it does nothing yet: gpt-oss has more biases than Qwen2, and in our copy they are 0.)
+#
+# Three of the changes you know: windows of 128 tokens in every other layer (32 in ours), `sinks
+# <4_sinks_and_gates.ipynb>`_, and `YaRN <../2_qwen2/2a_longer_contexts.ipynb>`_, which turns the slow pairs 32 times more
+# slowly, for texts 32 times as long. The clamp is new. An expert multiplies
 #
 # .. math::
 #
 #    (\bar u + 1) \cdot \bar g \, \sigma(1.702 \, \bar g),
 #
-# where the bars mean that gate and up stay within 7. No product can explode, and an expert whose up is 0 still passes
-# its gate on. In the config of gpt-oss these are the keys ``swiglu_limit`` and ``swiglu_alpha``. The 1 has no key.
-#
-# Why undo changes, and not make them? Because the last step proves something: if one change were missing from our list,
-# Qwen2 would not be left.
+# where the bars are clamps: the gate is at most 7, and up between -7 and 7. So no product can explode, and an expert whose
+# up is 0 still passes its gate on. In the config these are the keys ``swiglu_limit`` and ``swiglu_alpha``. The 1 has no
+# key.
 #
 # Gemma 3
 # -------
 #
 # Google's Gemma 3 has no experts and no sinks. It changes the norms. Each layer normalises what it reads, as always, and
-# *also what it adds*. A norm multiplies by 1 + w instead of w, so a weight of 0 means "leave it". Embeddings are
-# multiplied by the root of C. Queries and keys have norms, as in Qwen3. Five of six layers slide and turn with a theta of
-# 10,000, the sixth with one of a million. The gate is a GELU.
+# *also what it adds*. A norm multiplies by 1 + w instead of w, so a weight of 0 means "leave it as it is". Embeddings are
+# multiplied by the root of C. Queries and keys have norms, as in Qwen3. Five of six layers have a sliding window and a
+# theta of 10,000; the sixth sees everything, with a theta of a million. And the gate of the MLP goes through a GELU.
 #
 # **Predict first.** We undo these six, one after the other. Does every step bring the loss nearer to Qwen2's?
 #
@@ -203,9 +207,9 @@ assert losses["− root of C"] > losses["− 1 + w"] + 1
 assert losses["− root of C"] > losses["− norms after"] + 2
 
 # %%
-# Without the root, the loss *rises*. A norm behind each layer makes what it adds about as long as its weights say, here
-# the root of C in every layer. Embeddings of that length hold out against it; those of our Qwen2 are short, and the first
-# layer drowns them. The two changes belong together, and a model that takes over one of them needs the other.
+# Without the root, the loss *rises*. A norm after a layer fixes the length of what the layer adds: with our weights, the
+# root of C in every layer. Embeddings that are scaled up hold their own against it; those of Qwen2 are short, and the first
+# layer drowns them out. The two changes belong together, and a model that adopts one of them needs the other.
 #
 # The scores have a key of their own: ``query_pre_attn_scalar``. In most sizes it is the width of a head, as everywhere;
 # in the model of 27 billion it is 168, with heads of 128.
@@ -213,19 +217,19 @@ assert losses["− root of C"] > losses["− norms after"] + 2
 # Qwen3.5
 # -------
 #
-# Here there is less to undo: three of four layers have no attention. They keep a state of fixed size, by the
+# Here we cannot undo everything: three of four layers have no attention. They keep a state of fixed size, by the
 # `delta rule <6_delta_rule.ipynb>`_, and Qwen2 has no weights for them. The fourth is attention with a
-# `gate <4_sinks_and_gates.ipynb>`_ that scales what it says, with QK-norm, and only a
-# `quarter of its features turns <5_positions_today.ipynb>`_: the key ``partial_rotary_factor``. Norms are 1 + w.
+# `gate <4_sinks_and_gates.ipynb>`_ on its output and with QK-norm, and only a
+# `quarter of its features turns <5_positions_today.ipynb>`_: the key ``partial_rotary_factor``. Norms multiply by 1 + w.
 #
-# Qwen3.5 also reads pictures. A published folder has the language model below ``text_config``; without a picture, the
-# three positions of a token are equal, and rotation is as you know it.
+# Qwen3.5 also reads pictures. In a published ``config.json``, the language model is under ``text_config``. Each token has
+# three positions, for time, height and width; in plain text they are equal, and rotation is as you know it.
 #
 # One table
 # ---------
 #
 # ``describe`` (`Read any config <9_any_config.ipynb>`_) finds the ideas of each model. Here they are, beside Qwen2 and
-# a fourth model, DeepSeek-V4.
+# DeepSeek-V4.
 
 models = {"qwen2": "Qwen2", "gpt_oss": "gpt-oss"}
 models |= {"gemma3_text": "Gemma 3", "qwen3_5_text": "Qwen3.5"}
@@ -248,9 +252,10 @@ assert max(counts, key=counts.get) == "deepseek_v4"
 assert counts["deepseek_v4"] >= 12 and counts["qwen2"] <= 3
 
 # %%
-# Every dot is a lesson, and DeepSeek-V4 is the sum of this chapter: experts that a sigmoid-like score chooses and a bias
-# balances, sinks, windows, a clamp, four residual streams, and a cache that compresses. Its first three layers do not even
-# choose: the id of a token says which experts it meets.
+# Every dot has a lesson, and DeepSeek-V4 is the sum of this chapter: experts that are chosen without a softmax and balanced
+# by a bias, sinks, windows, `four residual streams <10_residual_streams.ipynb>`_, and two ideas that have no row here, a
+# clamp and a `cache that compresses <12_compressed_cache.ipynb>`_. Its first three layers do not even choose: the id of a
+# token says which experts it meets.
 #
 # What does a long text cost?
 # ---------------------------
@@ -274,14 +279,13 @@ assert min(bytes_of, key=bytes_of.get) == "deepseek_v4"
 assert bytes_of["qwen2"] > 10 * bytes_of["gpt_oss"]
 
 # %%
-# DeepSeek-V4, the largest. (The sizes are the defaults of ``transformers``; for Qwen2 they are not those of a
-# published model.) Every column of the table bought the same thing in its own way: few heads for keys, windows, states, or
-# blocks of keys pooled to one.
+# DeepSeek-V4, the largest. (The sizes are the defaults of ``transformers``; those of Qwen2 and Gemma 3 belong to no
+# published model.) Each of the four saves memory in its own way: few heads for keys, windows, states, or blocks of keys
+# pooled into one. `Keys shared across layers <11_shared_keys.ipynb>`_ are one more.
 #
-# To run one of them, give its folder to the commands: ``python -m lm_from_scratch generate --model FOLDER``. All four are
-# read whole, each by one file that you can now read: ``models/gpt_oss.py``, ``gemma3.py``, ``qwen3_5.py`` and
-# ``deepseek_v4.py``. They are tested against ``transformers`` on small random models; published weights of this size were
-# not run.
+# To run one of them, give its folder to the commands: ``python -m lm_from_scratch generate --model FOLDER``. Each of the
+# four is one file that you can now read: ``models/gpt_oss.py``, ``gemma3.py``, ``qwen3_5.py`` and ``deepseek_v4.py``. They
+# are tested against ``transformers`` on small random models; we have not run published weights of this size.
 #
 # Exercises
 # ---------
@@ -294,7 +298,7 @@ assert bytes_of["qwen2"] > 10 * bytes_of["gpt_oss"]
 # Summary
 # -------
 #
-# * gpt-oss is Qwen2 with sinks, windows, YaRN, experts and a clamp; Gemma 3 is Qwen2 with other norms, a scale and two
-#   kinds of layer; Qwen3.5 keeps states in three of four layers. Undo the first two, and exactly Qwen2 is left.
-# * Changes come in groups: a norm behind a layer needs longer embeddings.
-# * What a model costs on long texts is decided by its layers, not by its size.
+# * gpt-oss is Qwen2 with sinks, windows, YaRN, experts and a clamp; Gemma 3 is Qwen2 with other norms, a scale, a GELU and
+#   two kinds of layer; Qwen3.5 keeps states in three of four layers. Undo the first two, and exactly Qwen2 is left.
+# * Changes come in groups: a norm after a layer needs longer embeddings.
+# * What a long text costs depends on the kinds of layers, not on the number of parameters.

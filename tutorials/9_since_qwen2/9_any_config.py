@@ -249,8 +249,9 @@ assert number["experts"] > len(families()) / 3
 # These are families, not models in use: an old family counts as much as this year's. But experts and QK-norm are clearly
 # what you will meet first in today's models. On the site, *Which model uses what*, below "Look up", lists every family.
 #
-# The shortest bars are ideas of 2026: several residual streams, keys shared across layers and caches that compress are the
-# next three lessons. Two ideas have no lesson, and both are in Inkling 2. Its small model passes some layers *again*: the same
+# The shortest bars are the newest ideas. The next lessons are about three of them: `several residual streams
+# <10_residual_streams.ipynb>`_, `keys shared across layers <11_shared_keys.ipynb>`_ and a `cache that compresses
+# <12_compressed_cache.ipynb>`_. Two ideas have no lesson, and both are in Inkling 2. Its small model passes some layers *again*: the same
 # weights three times, each time with keys of its own. And in place of a rotation it has a *bias by distance*: each token
 # computes a number for every head and distance, which is added to the score.
 #
