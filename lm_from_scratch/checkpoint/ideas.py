@@ -406,7 +406,7 @@ IDEAS: dict[str, Idea] = {
         _number_of("up to {} tokens back", "rel_extent"),
     ),
     "log_scaled": Idea("Scaled queries", "9_since_qwen2/11_shared_keys", _log_scaled),
-    "clamped": Idea("Clamped SwiGLU", "9_since_qwen2/9_any_config", _clamped),
+    "clamped": Idea("Clamped SwiGLU", "9_since_qwen2/13_model_of_the_year", _clamped),
 }  # fmt: skip
 
 #: Switches that turn off what the code of a family does by default.

@@ -2,9 +2,9 @@ r"""
 Four-bit floats
 ===============
 
-The weights of gpt-oss, and of other large models since, are published in four bits each. But they are not the int4 of
-`int8 and int4 <1_int8_int4.ipynb>`_. Four bits can say sixteen numbers, and you may choose which. Above are the choices
-of an int4, below those of a *float* of four bits:
+Most weights of gpt-oss, and of other large models since, are published in four bits each. But they are not the int4 of
+`int8 and int4 <1_int8_int4.ipynb>`_. Four bits can say sixteen numbers, and you may choose which. The upper row shows the
+choices of an int4, the lower row those of a *float* of four bits:
 """
 
 # sphinx_gallery_needs = ["1_int8_int4", "2_swapping_tensors"]
@@ -40,16 +40,20 @@ from lm_from_scratch.weights.float4 import (
 from lm_from_scratch.weights.int4 import Int4Weight
 
 fig, (ax,) = figure(4.8, 1.9)
-for y, row, colour in ((1, range(-7, 8), 0), (0, VALUES, 1)):
+for y, row, colour in ((1, range(-8, 8), 0), (0, VALUES, 1)):
     ax.plot(list(row), [y] * len(row), "|", ms=22, mew=3, color=COLOURS[colour])
-ax.set(title="Levels of int4 and of E2M1", ylim=(-0.7, 1.7), xlabel="codes")
+ax.set(
+    title="Levels of int4 and of E2M1",
+    ylim=(-0.7, 1.7),
+    xlabel="in units of the scale",
+)
 ax.set_yticks([0, 1], ["E2M1", "int4"])
-ax.set_xticks([-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6])
+ax.set_xticks([-8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6])
 plt.show()
 
 # %%
-# The float's levels crowd around zero, where most weights are, and leave wide gaps far out. What does that cost, and
-# what is it good for?
+# The float's levels crowd around zero, where most weights are, and leave wide gaps far out. (They are only fifteen: there
+# is a +0 and a -0.) What does that cost, and what is it good for?
 #
 # The sixteen values
 # ------------------
@@ -75,8 +79,8 @@ print(*(f"{code:04b} {value(code):+}" for code in range(8)), sep="\n")
 assert tuple(map(value, range(16))) == VALUES and value(7) == 6
 
 # %%
-# 6. Between two powers of two there is room for one more value, the one in the middle: 1.5, 3, 6. A float has the same
-# *relative* step everywhere, an int the same absolute one.
+# 6. Between two powers of two there is room for one more value, the one in the middle: 1.5, 3, 6. The steps of a float
+# grow with its size, those of an int are all equal.
 #
 # To round to the nearest of them, find the step where a number lies: 0.5 below 2, 1 below 4, and 2 above.
 
@@ -91,8 +95,8 @@ def e2m1(x):
 # ----------------------------
 #
 # Weights are far smaller than 6, so they need a scale, and the cheapest scale is the one that many weights share.
-# **MXFP4** has one for each *block* of 32 neighbours in a row. It is a power of two, so a single byte holds its
-# exponent, and multiplying by it only shifts exponents.
+# **MXFP4**, a standard of several chip makers, has one for each *block* of 32 neighbours in a row. It is a power of two, so a
+# single byte holds its exponent, and multiplying by it only shifts exponents.
 
 
 def mxfp4(x):  # (..., K)
@@ -109,11 +113,11 @@ assert torch.equal(mxfp4(matrix), decode_mxfp4(encode_mxfp4(matrix)))
 assert sum(p.nbytes for p in encode_mxfp4(matrix)) / matrix.numel() == 0.53125
 
 # %%
-# That is 32 half bytes and one whole byte: 0.53125 bytes a weight. The weak point is the power of two. A top of 7.9
-# scales must become 6, the last value that there is, while a top of 4.1 leaves the value 6 unused.
+# That is 32 half bytes and one whole byte: 0.53125 bytes a weight. The weak point is the power of two. If the largest
+# number of a block is 7.9 times the scale, it is cut to 6, the last value that there is; if it is 4.1 times, 6 is never used.
 #
-# **NVFP4** spends more on scales. A block has 16 weights, and its scale is itself a small float of one byte (E4M3: four
-# bits of exponent, three of mantissa), which can say the top much more exactly. As an E4M3 ends at 448, one float32 for
+# NVIDIA's **NVFP4** spends more on scales. A block has 16 weights, and its scale is itself a small float of one byte (E4M3: four
+# bits of exponent, three of mantissa), which can put the largest number very near to 6. As an E4M3 ends at 448, one float32 for
 # the whole tensor brings all scales into its range.
 
 
@@ -144,8 +148,8 @@ torch.testing.assert_close(
 # ---------------------
 #
 # The shipped model ``tasks`` sorts letters, ``sort:dbac=abcd``, and one wrong letter makes an answer wrong. That is a
-# strict test for rounding. We ask 500 questions that it has never seen, and round every matrix of its layers; the
-# embedding, which is the head too, stays as it is.
+# strict test. We ask 500 questions that it has never seen, and round every matrix of its layers. The embedding, which is
+# the head too, stays as it is.
 
 
 def lines(asked):  # tokens, and where the next one is an answer's
@@ -166,7 +170,7 @@ def answers(model, idx, count):  # the loss in nats, and the share that is right
 test = lines(held_out_questions("sort", 500))
 
 # %%
-# A processor with four-bit floats can multiply four bits by four bits. Then the *activations*, the inputs of each
+# A chip with four-bit floats can multiply four bits by four bits. Then the *activations*, the inputs of each
 # layer, have to be rounded too. We give the linear layers of a copy another ``forward``, which rounds either or both. (What
 # ``straight`` is for comes later; its value is ``how(x)``.)
 
@@ -222,8 +226,8 @@ assert found["mxfp4", "both"][1] < plain[1] - 0.05
 assert found["nvfp4", "both"][1] > found["mxfp4", "both"][1] + 0.04
 
 # %%
-# Rounding the activations. Rounded weights alone cost about one answer in a hundred, in each format. With both rounded in
-# MXFP4, one answer in ten is wrong. NVFP4 loses far less.
+# Rounding the activations. Rounded weights alone cost about one answer in a hundred, in each format. With both rounded to
+# MXFP4, more than one answer in ten is wrong. NVFP4 loses far less.
 #
 # Why are activations harder? One large number coarsens the step of its whole block. How far does the largest of a block
 # stand out from the typical one, in the weights of an MLP's last layer and in its inputs?
@@ -243,7 +247,8 @@ print(f"weights {peak(down.weight):.1f} times, inputs {peaks[0]:.1f} times")
 assert peak(down.weight) < 2.7 and peaks[0] > 3.5
 
 # %%
-# Half as far again and more. NVFP4's blocks are half as long, so a large number spoils fewer neighbours.
+# In the inputs it stands out half as far again, and more. NVFP4's blocks are half as long, so a large number spoils fewer
+# neighbours.
 #
 # Here are the losses over the bytes of a weight. Filled marks are rounded weights alone, hollow ones weights and
 # activations.
@@ -276,15 +281,15 @@ ax.set(xlabel="bytes a weight", ylabel="nats")
 plt.show()
 
 # %%
-# Look at the two marks at 0.5625 bytes: for these *weights*, the int4 with its zero is as good as the float. What speaks for
-# the float is the multiplication: MXFP4 and NVFP4 have no zero to subtract, and there is hardware that multiplies them as
-# they are.
+# Look at the two filled marks at 0.5625 bytes: for these *weights*, the int4 with its zero is as good as the float. What
+# speaks for the float is hardware. Our int4 must become a wider number, less its zero, before it is multiplied; NVIDIA's
+# Blackwell chips multiply MXFP4 and NVFP4 as they are, scales included.
 #
 # Train with the rounding in place
 # --------------------------------
 #
-# Can the model learn to live with its sixteen values? *Quantisation-aware training* rounds in every forward pass, and
-# lets AdamW change the float32 weights behind.
+# Can the model learn to live with these values? *Quantisation-aware training* rounds in every forward pass, while AdamW
+# goes on changing weights in float32, of which the rounded ones are made.
 #
 # There is one obstacle. Rounding is a staircase: flat almost everywhere.
 #
@@ -303,11 +308,11 @@ for through in (mxfp4(x), straight(x, mxfp4)):
 assert (gradient == 1).all()
 
 # %%
-# Zero: nothing would be learned. So backwards we pretend that nothing was rounded. That is all that ``straight`` does: its value is ``how(x)``,
-# and as the difference is detached, its gradient is that of ``x``. The trick is called the *straight-through
+# Zero: nothing would be learned. So backwards we pretend that nothing was rounded. That is all that ``straight`` does: its
+# value is ``how(x)``, and as the difference is detached, its gradient is that of ``x``. The trick is called the *straight-through
 # estimator*. It is wrong at each step of the staircase, and right about its slope as a whole.
 #
-# We train for 40 steps, with all rounding in place. As a control, we train an equal model for as long without
+# We train for 40 steps, with weights and activations rounded. As a control, we train the same model for as long without
 # rounding, and round it afterwards.
 
 asked = islice(questions("sort", Random(1)), 3000)
@@ -345,8 +350,8 @@ for seed in range(2):
 # What is published
 # -----------------
 #
-# gpt-oss was trained in this way at the end, with only its experts in MXFP4. Attention, router, embedding and head stay
-# in bfloat16. That is nearly all of the model all the same:
+# OpenAI says that gpt-oss was post-trained with the weights of its experts in MXFP4; activations stayed in bfloat16, and so
+# did attention, router, embedding and head. But experts are nearly all of the model:
 
 from lm_from_scratch.models import gpt_oss
 
@@ -363,13 +368,13 @@ assert 19 < experts < 19.2 and 0.9 < experts / (experts + rest) < 0.92
 assert round(small, 1) == 13.8
 
 # %%
-# So it fits into 16 GB. ``from_pretrained`` reads such a folder and turns its experts into bfloat16, of which no number
-# is rounded.
+# So it fits into 16 GB. ``from_pretrained`` reads such a folder, and turns the experts into bfloat16 without rounding a
+# single number.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Let the scale of ``mxfp4`` be the next *larger* power of two of ``top / 6``, so that nothing is cut off at 6.
+# 1. *Easy.* Let the scale of ``mxfp4`` be ``top / 6``, rounded *up* to a power of two, so that nothing is cut off at 6.
 #    A good answer measures the error of the matrix and the share of right answers, and names the blocks that gain.
 # 2. *Medium.* Round numbers of three kinds, in blocks of 16: uniform, normal, and normal ones of which each tenth is ten
 #    times as large. Compare ``e2m1`` with 15 even levels. A good answer says for which kind a float is the better
@@ -381,7 +386,7 @@ assert round(small, 1) == 13.8
 # -------
 #
 # * E2M1 has the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6. MXFP4 gives 32 of them a power of two, NVFP4 gives 16 an E4M3.
-# * Rounded weights cost little, in each format with blocks. Rounded activations cost more: their
-#   blocks have higher peaks.
-# * Quantisation-aware training rounds forwards and pretends backwards that it did not. It recovers what training alone
-#   cannot.
+# * Rounded weights cost little in both formats. Rounded activations cost more: in their blocks, the largest number stands
+#   out further.
+# * Quantisation-aware training rounds on the way forward, and on the way back pretends that it did not. It recovers what
+#   more training alone cannot.

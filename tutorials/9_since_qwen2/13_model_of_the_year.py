@@ -252,10 +252,10 @@ assert max(counts, key=counts.get) == "deepseek_v4"
 assert counts["deepseek_v4"] >= 12 and counts["qwen2"] <= 3
 
 # %%
-# Every dot has a lesson, and DeepSeek-V4 is the sum of this chapter: experts that are chosen without a softmax and balanced
-# by a bias, sinks, windows, `four residual streams <10_residual_streams.ipynb>`_, and two ideas that have no row here, a
-# clamp and a `cache that compresses <12_compressed_cache.ipynb>`_. Its first three layers do not even choose: the id of a
-# token says which experts it meets.
+# Every dot is explained in a lesson, and DeepSeek-V4 is the sum of this chapter: experts that are chosen without a softmax
+# and balanced by a bias, sinks, windows, a clamp, `four residual streams <10_residual_streams.ipynb>`_, and a `cache that
+# compresses <12_compressed_cache.ipynb>`_. Its first three layers do not even choose: the id of a token says which experts
+# it meets.
 #
 # What does a long text cost?
 # ---------------------------

@@ -232,7 +232,7 @@ new = [
     name for name in IDEAS if IDEAS[name].page.startswith("9_") and number[name]
 ]
 new.sort(key=lambda name: number[name])
-fig, (ax,) = figure(4.6, 4.4)
+fig, (ax,) = figure(4.6, 5.8)
 ax.barh(
     [IDEAS[name].label for name in new],
     [number[name] for name in new],
@@ -251,9 +251,9 @@ assert number["experts"] > len(families()) / 3
 #
 # The shortest bars are the newest ideas. The next lessons are about three of them: `several residual streams
 # <10_residual_streams.ipynb>`_, `keys shared across layers <11_shared_keys.ipynb>`_ and a `cache that compresses
-# <12_compressed_cache.ipynb>`_. Two ideas have no lesson, and both are in Inkling 2. Its small model passes some layers *again*: the same
-# weights three times, each time with keys of its own. And in place of a rotation it has a *bias by distance*: each token
-# computes a number for every head and distance, which is added to the score.
+# <12_compressed_cache.ipynb>`_. Two ideas have no lesson, and both are in Inkling 2. Its small model runs some layers
+# *again*: the same weights three times, each time with keys of its own. And in place of a rotation it has a *bias by
+# distance*: each token computes a number for every head and distance, which is added to the score.
 #
 # For a model on your disk, ``python -m lm_from_scratch describe FOLDER`` prints the list, and what its cache takes. It reads
 # only the config, so it also describes models that this package cannot load.
