@@ -72,19 +72,25 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same weights, with those in MXFP4 as numbers in bfloat16, which can say each exactly.
-    Raises ``ValueError`` for blocks that have no scales that fit."""
+    Raises ``ValueError`` for blocks that have no scales that fit, for what is there in both forms,
+    and for numbers that are not finite."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         base, suffix = name[:-7], name[-7:]
         if suffix == "_blocks":
             scales = tensors.get(f"{base}_scales", torch.empty(0))
-            if tensor.shape != (*scales.shape, 16) or {tensor.dtype, scales.dtype} != {torch.uint8}:
+            fits = tensor.dim() > 2 and tensor.shape == (*scales.shape, 16)
+            if not fits or {tensor.dtype, scales.dtype} != {torch.uint8}:
                 raise ValueError(
                     f"{name} is {tensor.dtype} {tuple(tensor.shape)}, {base}_scales {scales.dtype} "
                     f"{tuple(scales.shape)}: for each 16 bytes of blocks a byte of scales is needed"
                 )
-            packed = MXFP4(tensor.flatten(-2), scales)
-            result[base] = decode_mxfp4(packed, torch.bfloat16).mT.contiguous()
+            if base in tensors:
+                raise ValueError(f"{base} is there twice, as numbers and in four bits")
+            numbers = decode_mxfp4(MXFP4(tensor.flatten(-2), scales), torch.bfloat16)
+            if (scales > 252).any() and not numbers.isfinite().all():
+                raise ValueError(f"{base}_scales has exponents whose numbers are not finite")
+            result[base] = numbers.mT.contiguous()
         elif suffix != "_scales" or f"{base}_blocks" not in tensors:
             result[name] = tensor
     return result

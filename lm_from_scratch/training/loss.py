@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lm_from_scratch.cache.interface import known
 from lm_from_scratch.text.targets import IGNORE
 
 
@@ -35,7 +36,10 @@ def causal_lm_loss(logits: Tensor, targets: Tensor) -> Tensor:
         )
     counts = targets != IGNORE
     # ignore_index alone gives NaN as the gradient of ignored logits that are all -inf
-    if not torch.compiler.is_compiling() and not counts.all():
+    ignored = known((~counts).any(), otherwise=-1)
+    if ignored == -1:
+        logits = logits.masked_fill(~counts[..., None], 0.0)
+    elif ignored:
         logits, targets = logits[counts], targets[counts]
     work = torch.promote_types(logits.dtype, torch.float32)
     total = F.cross_entropy(

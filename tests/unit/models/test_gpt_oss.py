@@ -121,3 +121,25 @@ def test_blocks_without_scales_that_fit_are_refused(tmp_path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"down_proj_scales torch.float32 \(0,\)"):
         from_pretrained(folder)
+
+
+def test_four_bits_beside_numbers_without_rows_or_without_a_value_are_refused(tmp_path) -> None:
+    folder = packed_folder(tiny(), tmp_path / "packed")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
+    for change, reason in (
+        ({name: torch.zeros(5, 32, 64)}, "is there twice, as numbers and in four bits"),
+        ({f"{name}_scales": scales | 255}, "are not finite"),
+        (
+            {f"{name}_scales": scales[0, 0].clone(), f"{name}_blocks": blocks[0, 0].clone()},
+            "needed",
+        ),
+        (
+            {f"{name}_scales": scales[0, 0, 0].clone(), f"{name}_blocks": blocks[0, 0, 0].clone()},
+            "needed",
+        ),
+    ):
+        save_file(tensors | change, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=f"{name}.* {reason}"):
+            from_pretrained(folder)

@@ -68,6 +68,17 @@ def test_ignored_logits_never_touch_the_gradient(bad: float) -> None:
     assert not logits.grad[targets == IGNORE].any()
 
 
+def test_rows_of_vmap_have_the_loss_and_the_gradient_that_they_have_alone() -> None:
+    logits, targets = torch.randn(3, 4, 5), torch.tensor([[1, IGNORE, 2, 0]] * 2 + [[IGNORE] * 4])
+    logits[targets == IGNORE] = -math.inf
+    both = torch.func.grad_and_value(causal_lm_loss)
+    for got, want in zip(
+        torch.func.vmap(both)(logits, targets), zip(*map(both, logits, targets)), strict=True
+    ):
+        torch.testing.assert_close(got, torch.stack(want))
+    assert causal_lm_loss(logits.to("meta"), targets.to("meta")).shape == ()
+
+
 def test_no_target_at_all_gives_zero_loss_and_zero_gradient() -> None:
     model = tiny_gpt2()
     for idx, targets in (
