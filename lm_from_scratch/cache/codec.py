@@ -74,13 +74,13 @@ class Quantized:
     def encode(self, x: Tensor) -> list[Tensor]:
         """Of ``x`` (B, H, T, D) the codes (B, H, T, G, N) of G groups of N features, two in a byte
         for 4 bits (N / 2), and minimum and step (B, H, T, G, 1)."""
-        group = min(self.group, x.shape[-1])
+        group = min(self.group, x.shape[-1]) or 2  # a value that is its key has no features
         if x.shape[-1] % group or (self.bits == 4 and group % 2):
             raise ValueError(
                 f"heads of D={x.shape[-1]} features cannot be cut into groups of {group}"
                 + (" with two codes in a byte" if self.bits == 4 else "")
             )
-        x = x.unflatten(-1, (-1, group))  # (B, H, T, G, N)
+        x = x.unflatten(-1, (x.shape[-1] // group, group))  # (B, H, T, G, N)
         work = torch.promote_types(x.dtype, torch.float32)
         low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)
         step = ((high.to(work) - low.to(work)) / (2**self.bits - 1)).to(x.dtype)

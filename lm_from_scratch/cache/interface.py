@@ -23,7 +23,7 @@ class LayerCache(Protocol):
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Hand over the new keys k and values v (B, Hkv, T, D); get all that the queries may
-        see, (B, Hkv, S, D)."""
+        see, (B, Hkv, S, D), in memory that the next layer's may take."""
 
     def state(self, *initial: Tensor) -> tuple[Tensor, ...]:
         """The tensors (B, ...) of a layer with a state after the tokens so far: the ``initial``

@@ -104,7 +104,11 @@ def family(config: Qwen2Config) -> str:
     if type(config) is Qwen2Config and config.qkv_bias == config.o_bias:
         plain = config.sliding_window is None and config.n_embd % config.n_head == 0
         return "llama" if plain else "mistral"
-    return next(name for name, dialect in DIALECTS.items() if dialect.config is type(config))
+    kind = type(config)
+    name = next((name for name, dialect in DIALECTS.items() if dialect.config is kind), None)
+    if name is None:
+        raise ValueError(f"a {kind.__name__} cannot be written: no published family has it")
+    return name
 
 
 def gpt2_config_from_dict(config: Mapping[str, Any]) -> GPT2Config:

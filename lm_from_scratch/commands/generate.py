@@ -260,7 +260,7 @@ def engine_for(model: CausalLM, requests: Sequence[Request]) -> Engine:
     heads, D, Dv = config.kv_shape
     blocks = sum(-(-length // size) for length in lengths)
     dtype, device = computed_dtype(model), model.head.weight.device
-    pool = BlockPool(config.n_layer, heads, D, blocks, size, dtype, device, Dv)
+    pool = BlockPool(len(config.windows), heads, D, blocks, size, dtype, device, Dv)
     return Engine(model, pool, max_batch=len(lengths))
 
 

@@ -139,7 +139,7 @@ class Engine:
         require(BlockPool, pool=pool)
         check_no_states(model, "continuous batching over shared blocks")
         config = model.config
-        wanted = (config.n_layer, *config.kv_shape, computed_dtype(model))
+        wanted = (len(config.windows), *config.kv_shape, computed_dtype(model))
         given = (len(pool.keys), *pool.keys.shape[2:], pool.values.shape[3], pool.keys.dtype)
         if wanted != given:
             raise ValueError(

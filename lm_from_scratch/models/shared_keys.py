@@ -227,10 +227,13 @@ class SharedModel(Qwen2Model):
         seen = cache.see(x, positions, documents, self.config.windows)
         rotation = self.rotary_emb(seen[0].query_positions, x.dtype)
         read: dict[int, KeysAndValues] = {}
+        later = {*self.config.sources[len(self.config.windows) :]} - {len(self.config.windows) - 1}
         for layer, (block, source) in enumerate(zip(self.layers, self.config.sources, strict=True)):
             x, read[layer] = block(
                 x, rotation, seen[source], cache[source], read.get(source), told and told[layer]
             )
+            if layer in later and cache is not NO_CACHE:  # which may write over them
+                read[layer] = read[layer][0].clone(), read[layer][1].clone()
         return self.norm(x)
 
 

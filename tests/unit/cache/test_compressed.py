@@ -9,6 +9,8 @@ from test_cache_laws import BOUND, Twin, feed_some
 from test_states import LAWS
 from tiny_models import enlarge_, token_ids
 
+from lm_from_scratch.cache.codec import Quantized
+from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.cache.restricted import Restricted
 from lm_from_scratch.cache.slots import cache_for
@@ -92,6 +94,16 @@ def test_rows_that_end_their_blocks_at_different_times_waste_no_place() -> None:
         model(idx[:, n : n + 1], positions=positions, cache=cache)
     ends = cache.states[1][1]
     assert ends[:, -2:].tolist() == [[57, 59], [57, -1], [57, -1]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_keys_that_are_values_too_are_near_the_exact_ones(bits: int) -> None:
+    model, idx = MODELS["all kinds"], token_ids(2, 11)
+    cache = GrowingCache(3, Quantized(bits, group=4))
+    logits = torch.cat([model(part, cache=cache) for part in idx.split([7, 1, 3], dim=1)], dim=1)
+    exact = model(idx)
+    assert 0 < (logits - exact).norm() / exact.norm() < (0.5 if bits == 4 else 0.05)
 
 
 def test_a_mask_cannot_restrict_what_is_pooled() -> None:

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.cache.growing import GrowingCache
+from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
+from lm_from_scratch.checkpoint.weights import save_pretrained
+from lm_from_scratch.commands.generate import engine_for
 from lm_from_scratch.generation.generate import complete, generate
+from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY
 from lm_from_scratch.models.qwen2 import FULL, SLIDING
 from lm_from_scratch.models.randomize import randomize_
@@ -46,7 +50,9 @@ def near(a: Tensor, b: Tensor) -> None:
 def test_pieces_and_padded_rows_are_a_whole_pass(shared: int, width: int) -> None:
     m = model(kv_shared_layers=shared, per_layer_width=width)
     whole, own = m(IDX), 6 - shared
-    for cache in (GrowingCache(own), StaticCache(own, 20), cache_for(m.config.windows, slack=4)):
+    paged = PagedCache(BlockPool(own, 2, 8, n_blocks=8, block_size=4, dtype=torch.float64))
+    by_window = cache_for(m.config.windows, slack=4)
+    for cache in (GrowingCache(own), StaticCache(own, 20), by_window, paged):
         pieces = [m(part, cache=cache) for part in IDX.split([5, 1, 4, 3], dim=1)]
         near(torch.cat(pieces, dim=1), whole)
     rows = [IDX[0].tolist(), IDX[1, :7].tolist()]
@@ -78,6 +84,17 @@ def test_a_layer_that_shares_sees_keys_and_values_of_its_source() -> None:
         )[1]
     m(IDX)
     assert seen[4][0] is seen[2][0] and seen[5][1] is seen[3][1] and seen[4][0] is not seen[0][0]
+
+
+def test_an_engine_has_blocks_for_the_layers_with_keys(tmp_path) -> None:
+    m, prompts = model(kv_shared_layers=1), [IDX[0].tolist(), IDX[1, :7].tolist()]
+    requests = [Request(prompt=prompt, max_new_tokens=5, sampler=GREEDY) for prompt in prompts]
+    engine = engine_for(m, requests)
+    numbers = [engine.submit(request) for request in requests]
+    list(engine.run())
+    assert [engine.results[n] for n in numbers] == complete(generate(m, prompts, 5, GREEDY))
+    with pytest.raises(ValueError, match="a SharedConfig cannot be written"):
+        save_pretrained(m, tmp_path / "model")
 
 
 def test_every_weight_learns_and_the_source_for_its_readers_too() -> None:
