@@ -27,9 +27,9 @@ def show(exercise: Exercise, function: Callable[..., Any]) -> tuple[int, int]:
     if got.again and want.again and got.wrong:  # it was right once
         want, got = want.again, got.again
     print(f"{exercise.name}: no model shows it. Check {first + 1}, {exercise.cases[first].name}")
-    if gots[first].wrong and got.value is None:
-        print(gots[first].wrong.text)  # type: ignore[union-attr]
-    else:
+    if fault := gots[first].wrong:
+        print(fault.text)
+    if not fault or got.value is not None:
         pairs = [*parts(want.value, got.value), *parts(want.gradients, got.gradients, "gradient")]
         near = exercise.cases[first].tolerance
         unlike = (pair for pair in pairs if compare(pair[2], pair[1], near))
@@ -56,8 +56,8 @@ def parts(right: Any, given: Any, name: str = "result") -> Iterator[tuple[str, A
 
 def beside(name: str, right: Any, given: Any) -> list[str]:
     """The lines of a picture of two results, or what they are in words."""
-    same_kind = isinstance(right, Tensor) and isinstance(given, Tensor)
-    if not same_kind or right.shape != given.shape or right.numel() < 2 or right.is_complex():
+    kinds = [(x.shape, x.dtype, x.layout, x.device) for x in (right, given) if torch.is_tensor(x)]
+    if len(kinds) < 2 or kinds[0] != kinds[1] or right.numel() < 2 or right.is_complex():
         return [f"{name}, right: {describe(right)}", f"{name}, given: {describe(given)}"]
     x, y = (value.detach().double().reshape(-1, value.shape[-1]) for value in (right, given))
     unlike = ~torch.isclose(x, y, rtol=1e-4, atol=1e-7, equal_nan=True)

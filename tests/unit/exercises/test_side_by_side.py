@@ -24,7 +24,16 @@ def test_the_row_with_a_difference_is_marked_and_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "given"), [(torch.ones(2), torch.ones(3)), (1.5, 2.5), ([1, 2], [2]), ("a", None)]
+    ("right", "given"),
+    [
+        (torch.ones(2), torch.ones(3)),
+        (torch.ones(2), torch.ones(2, dtype=torch.complex64)),
+        (torch.ones(2), torch.ones(2).to_sparse()),
+        (torch.ones(2), torch.ones(2, device="meta")),
+        (1.5, 2.5),
+        ([1, 2], [2]),
+        ("a", None),
+    ],
 )
 def test_what_has_no_picture_is_said_in_words(right, given) -> None:
     first, second = side_by_side.beside("result", right, given)
@@ -42,6 +51,13 @@ def test_every_exercise_without_a_model_shows_its_results(name: str, capsys) -> 
         assert not play(name, answer(one, wrong.answer))
         shown = capsys.readouterr().out
         assert "no model shows it" in shown and "checks hold" in shown
+
+
+def test_what_is_wrong_is_said_where_no_row_is_marked(capsys) -> None:
+    right = exercise("sinkhorn").reference
+    assert not play("sinkhorn", lambda *args, **more: right(*args, **more) * (1 + 5e-5))
+    shown = capsys.readouterr().out
+    assert "expected" in shown and "unlike" not in shown
 
 
 def test_an_exception_is_said(capsys) -> None:
