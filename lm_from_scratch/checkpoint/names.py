@@ -25,6 +25,9 @@ TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 #: The number of a layer in the name of a tensor.
 LAYER = re.compile(r"(?:^|\.)(?:h|layers)\.(\d{1,9})\.")
 
+#: The end of the name of a table that says which experts a token visits, by its id.
+TABLE = ".tid2eid"
+
 #: Layers for multi-token prediction, where a file has them under a name of their own.
 MTP = re.compile(r"^(model\.)?mtp\.")
 
@@ -136,6 +139,8 @@ def rename(tensors: Mapping[str, Tensor], model: CausalLM | Classifier) -> dict[
         name = our_name(name, model)
         if name in renamed:
             raise ValueError(f"{name} is there twice, with and without the prefix")
+        if name.endswith(TABLE) and not tensor.is_floating_point():
+            tensor = tensor.long()  # files may have it in 32 bits
         swap = TRANSPOSED.search(name) and tensor.dim() == 2
         renamed[name] = tensor.T.contiguous() if swap else tensor
     if isinstance(head, TiedHead) and "lm_head.weight" in renamed:

@@ -31,6 +31,7 @@ from lm_from_scratch.checkpoint.folders import (
     write_json,
 )
 from lm_from_scratch.checkpoint.names import (
+    TABLE,
     TRANSPOSED,
     check_sizes,
     of_text,
@@ -336,6 +337,9 @@ def check_tensors(loaded: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wh
         numbers = name.endswith((".scale", ".zero")) and tensor.dtype in DTYPES
         if numbers and not tensor.isfinite().all():
             problems.append(f"{name} has numbers that are not finite")
+        router = wanted.get(f"{name.removesuffix(TABLE)}.weight") if name.endswith(TABLE) else None
+        if router is not None and not ((tensor >= 0) & (tensor < len(router))).all():
+            problems.append(f"{name} names experts that are not among the {len(router)} there are")
     codes = {name for name, tensor in wanted.items() if not tensor.is_floating_point()}
     others = [name for name in loaded if name not in codes and not PRECISE.search(name)]
     dtypes = {loaded[name].dtype for name in others}

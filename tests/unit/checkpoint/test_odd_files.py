@@ -24,6 +24,7 @@ from lm_from_scratch.checkpoint.weights import (
     save_pretrained,
 )
 from lm_from_scratch.commands.classify import line_of
+from lm_from_scratch.models.deepseek_v4 import DeepseekV4Config, DeepseekV4ForCausalLM
 from lm_from_scratch.models.heads import SequenceClassifier
 
 Folders = dict[str, Path]
@@ -221,3 +222,24 @@ def test_what_a_file_says_moves_no_cursor(
 def test_the_name_of_a_label_moves_no_cursor() -> None:
     line = line_of(torch.tensor([0.0, 9.0]), ["a", ESCAPE], None)
     assert line.partition("\t")[0] == r"\x1b[2J\x1b[31m\rred\nline"
+
+
+@torch.no_grad()
+def test_a_table_of_experts_may_have_32_bits_and_names_only_those_there_are(
+    tmp_path,
+) -> None:
+    config = DeepseekV4Config(
+        vocab_size=97, n_layer=1, n_head=2, n_embd=16, head_dim=16, partial_rotary_factor=0.25,
+        layer_types=("sliding_attention",), q_lora_rank=8, o_groups=2, o_lora_rank=4,
+        sliding_window=4, index_head_dim=8, hc_mult=2, n_expert=3, top_k=2, expert_size=4,
+    )  # fmt: skip
+    model, idx = DeepseekV4ForCausalLM(config).eval(), torch.arange(9)[None]
+    save_pretrained(model, tmp_path / "v4")
+    file, name = tmp_path / "v4" / "model.safetensors", "model.layers.0.ffn.gate.tid2eid"
+    tensors = load_file(file)
+    save_file(tensors | {name: tensors[name].int()}, file, {"format": "pt"})
+    assert torch.equal(from_pretrained(tmp_path / "v4")(idx), model(idx))
+    for change in (1, -1):
+        save_file(tensors | {name: tensors[name] + change}, file, {"format": "pt"})
+        with pytest.raises(ValueError, match="tid2eid names experts that are not among the 3"):
+            from_pretrained(tmp_path / "v4")
