@@ -23,7 +23,7 @@ PLANS = {
 }
 #: Minutes of exercises in the meetings of a week, about those that a lesson is talked about, and
 #: those before the first lesson: everyone installs the package and runs one check.
-IN_CLASS, TALK, SET_UP = 50, 30, 60
+IN_CLASS, TALK, SET_UP = 50, 30, 75
 
 
 @dataclass(frozen=True)
