@@ -53,6 +53,9 @@ FOLDERS: dict[str, tuple[str, Callable[[], Backend], list[str]]] = {
         "deepseek_v3", lambda: with_rule(byte_level(False), "<s> $A </s>"), ["o_proj", "kv_b_proj"]
     ),
     "end of a word": ("qwen3_moe", ends_of_words, []),
+    "bytes, a rule before": (
+        "gpt_oss", lambda: with_rule(byte_level(False), "<s> $A"), ["q_proj", "o_proj"]
+    ),
     "Unigram, never": ("qwen3_next", lambda: unigram("never"), ["out_proj", "o_proj"]),
 }  # fmt: skip
 
