@@ -184,7 +184,6 @@ class SigmoidRouter(Router):
     stays in float32 where the model goes to half precision."""
 
     e_score_correction_bias: Tensor
-    score: Callable[[Tensor], Tensor] = staticmethod(torch.sigmoid)
 
     def __init__(
         self,
@@ -213,6 +212,10 @@ class SigmoidRouter(Router):
         if torch.promote_types(after.dtype, torch.float32) != after.dtype:
             self.e_score_correction_bias = before.to(after.device, torch.float32)
         return self
+
+    def score(self, logits: Tensor) -> Tensor:
+        """The scores of experts from ``logits`` (N, E)."""
+        return logits.sigmoid()
 
     def forward(self, x: Tensor) -> Routing:
         work = torch.promote_types(x.dtype, torch.float32)

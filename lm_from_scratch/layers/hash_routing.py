@@ -29,7 +29,9 @@ class ScoreRouter(SigmoidRouter):
     """The experts with the highest scores of the tokens ``x`` (N, C), whatever their ids ``idx``
     (N,) are."""
 
-    score = staticmethod(root_softplus)
+    def score(self, logits: Tensor) -> Tensor:
+        """The scores of experts from ``logits`` (N, E)."""
+        return root_softplus(logits)
 
     def forward(self, x: Tensor, idx: Tensor | None = None) -> Routing:
         return super().forward(x)

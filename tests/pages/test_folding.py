@@ -106,6 +106,14 @@ def test_an_answer_is_the_output_and_the_paragraph_that_explains_it() -> None:
     assert fold.children == [output, why] and after is more
 
 
+def test_an_answer_may_be_what_a_later_block_prints_but_no_text_is_between() -> None:
+    output = nodes.container("", classes=["sphx-glr-script-out"])
+    later = nodes.literal_block("", "later", language="Python")
+    question = asked(nodes.comment(), later, output, paragraph("Because."))
+    assert lessons.hide_answer(question) and output.parent is question.parent[-1]
+    assert not lessons.hide_answer(asked(paragraph("So."), later.deepcopy(), output.deepcopy()))
+
+
 def test_an_answer_ends_before_what_does_not_explain_it() -> None:
     for follows in (paragraph("Next?"), nodes.section("", paragraph("Later."))):
         follows["classes"].append(lessons.ASKS)

@@ -159,14 +159,16 @@ def hide_answer(question: nodes.paragraph) -> bool:
 def answered(
     after: list[nodes.Node],
 ) -> tuple[list[nodes.Node], list[nodes.Node], nodes.Node | None]:
-    """The outputs of the next code, the nodes of that, and what comes after it. In a stored
-    notebook, the code is all cells up to the next text."""
+    """The outputs of the next code, the nodes of that, and what comes after it. That code ends where
+    its first outputs end; in a stored notebook it is all cells up to the next text."""
     begun = list(dropwhile(lambda node: not (is_cell(node) or is_code(node)), after))
-    cells = list(takewhile(is_cell, begun))
-    beside = takewhile(lambda node: is_output(node) or is_ignored(node), begun[1:])
-    code = cells or [*begun[:1], *beside]
+    code = cells = list(takewhile(is_cell, begun))
+    if not cells:
+        silent = list(takewhile(lambda node: is_code(node) or is_ignored(node), begun))
+        beside = takewhile(lambda node: is_output(node) or is_ignored(node), begun[len(silent) :])
+        code = [*silent, *beside]
     inside = [node for cell in cells for node in cell.children if "cell_output" in node["classes"]]
-    outputs = inside or [node for node in code[1:] if is_output(node)]
+    outputs = inside or [node for node in code if is_output(node)]
     return outputs, code, next(iter(begun[len(code) :]), None)
 
 
