@@ -100,7 +100,8 @@ def config_to_dict(
 
 def family(config: Qwen2Config) -> str:
     """The ``model_type`` under which a config that was made here is published. That of Llama must
-    have whole heads: their number divides the features."""
+    have whole heads: their number divides the features. Raises ``ValueError`` for one that is not
+    published."""
     if type(config) is Qwen2Config and config.qkv_bias == config.o_bias:
         plain = config.sliding_window is None and config.n_embd % config.n_head == 0
         return "llama" if plain else "mistral"

@@ -47,7 +47,7 @@ from lm_from_scratch.training.loss import causal_lm_loss
 
 families = pytest.mark.parametrize("family", FAMILIES)
 published = pytest.mark.parametrize("family", PUBLISHED)
-seeds = pytest.mark.parametrize("seed", several_seeds(25))
+seeds = pytest.mark.parametrize("seed", several_seeds(30))
 #: Transformers generates nothing with layers that all have a state in place of keys.
 few_with_attention = pytest.mark.parametrize(
     ("family", "seed"),

@@ -9,7 +9,7 @@ The same module as in transformers
 ----------------------------------
 
 With equal weights, the attention of our gpt-oss gives the result of ``GptOssAttention``, and ``GatedAttention`` that of
-``Qwen3NextAttention``. The tests repeat it for 25 drawn sizes each, with gradients, padding and caches.
+``Qwen3NextAttention``. The tests repeat it for 30 drawn sizes each, with gradients, padding and caches.
 """
 
 # sphinx_gallery_needs = ["4_sinks_and_gates"]

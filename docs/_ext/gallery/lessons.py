@@ -159,8 +159,8 @@ def hide_answer(question: nodes.paragraph) -> bool:
 def answered(
     after: list[nodes.Node],
 ) -> tuple[list[nodes.Node], list[nodes.Node], nodes.Node | None]:
-    """The outputs of the next code, the nodes of that, and what comes after it. That code ends where
-    its first outputs end; in a stored notebook it is all cells up to the next text."""
+    """The outputs of the next code, the nodes of that, and what comes after it. That code ends
+    where its first outputs end; in a stored notebook it is all cells up to the next text."""
     begun = list(dropwhile(lambda node: not (is_cell(node) or is_code(node)), after))
     code = cells = list(takewhile(is_cell, begun))
     if not cells:
