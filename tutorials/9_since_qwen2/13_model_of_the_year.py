@@ -95,19 +95,18 @@ steps |= {"YaRN": no_yarn, "sinks": no_sinks}
 losses = undo(gpt_oss, steps)
 
 
-def draw(losses):
+def draw(title, losses):
     _, (ax,) = figure(5.2, 0.3 * len(losses) + 1)
     names = [*losses][::-1]
     bars = ax.barh(names, [losses[n] for n in names], color=COLOURS[0])
     ax.bar_label(bars, fmt="%.2f", padding=3)
     ax.axvline(loss(qwen2), color=COLOURS[1])
-    ax.set(
-        xlabel="loss (the line: Qwen2)", xlim=(0, 1.15 * max(losses.values()))
-    )
+    ax.set(title=title, xlabel="loss (the line: Qwen2)")
+    ax.set_xlim(0, 1.15 * max(losses.values()))
     plt.show()
 
 
-draw(losses)
+draw("gpt-oss, undone", losses)
 assert abs(losses["− sinks"] - loss(qwen2)) < 1e-4
 assert losses["all changes"] > loss(qwen2) + 0.4
 
@@ -201,7 +200,7 @@ steps = {"1 + w": no_centring, "root of C": no_root}
 steps |= {"norms after": no_norms_after, "QK-norm": no_qk_norm}
 steps |= {"two kinds of layer": no_two_kinds, "GELU": no_gelu}
 losses = undo(gemma, steps)
-draw(losses)
+draw("Gemma 3, undone", losses)
 assert abs(losses["− GELU"] - loss(qwen2)) < 1e-4
 assert losses["− root of C"] > losses["− 1 + w"] + 1
 assert losses["− root of C"] > losses["− norms after"] + 2
@@ -246,6 +245,7 @@ for x, name in enumerate(models):
 ax.set_yticks(range(len(rows)), [IDEAS[idea].label for idea in rows])
 ax.set_xticks(range(len(models)), models.values(), rotation=25, ha="right")
 ax.grid(alpha=0.3)
+ax.set_title("Which model uses which idea")
 plt.show()
 counts = {name: len(found) for name, found in ideas.items()}
 assert max(counts, key=counts.get) == "deepseek_v4"

@@ -18,6 +18,7 @@ from typing import Any
 from sphinx.util import logging
 from sphinx_gallery._doctree_links import CodeLinksTransform
 from sphinx_gallery.gen_rst import generate_file_rst
+from sphinx_gallery.sorting import FileNameSortKey
 from tqdm import tqdm
 
 from gallery import pages
@@ -27,11 +28,18 @@ FILTERS = list(warnings.filters)  # those of the build, restored after each scri
 logger = logging.getLogger(__name__)
 
 
+class ByNumber(FileNameSortKey):
+    """The pages of a chapter as they are read: 10 after 9."""
+
+    def __call__(self, filename: Any) -> tuple[int, str]:
+        return pages.number(Path(filename))
+
+
 def sphinx_gallery_conf() -> dict[str, Any]:
     return {
         **FOLDERS,
         "subsection_order": [f"../tutorials/{chapter.name}" for chapter in pages.chapters()],
-        "within_subsection_order": "FileNameSortKey",
+        "within_subsection_order": "gallery.running.ByNumber",
         # A script runs, and has a page, when its name starts with its number in the chapter.
         "filename_pattern": r"[/\\][0-9][^/\\]*[/\\][0-9][^/\\]*\.py$",
         "ignore_pattern": r"(^|[/\\])[^0-9/\\][^/\\]*\.py$",
