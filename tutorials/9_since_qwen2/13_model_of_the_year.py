@@ -47,8 +47,7 @@ def loss(model):
 # %%
 
 torch.manual_seed(0)
-few = GptOssConfig(**same, sliding_window=32, n_expert=4, top_k=2)
-gpt_oss = build(few)
+gpt_oss = build(GptOssConfig(**same, sliding_window=32, n_expert=4, top_k=2))
 gpt_oss.load_state_dict(qwen2.state_dict(), strict=False)  # where names fit
 with torch.no_grad():  # each expert gets a copy of Qwen2's MLP
     for new, old in zip(gpt_oss.model.layers, qwen2.model.layers):
