@@ -133,11 +133,19 @@ def _five_of_six_slide(config: Mapping[str, Any]) -> dict[str, Any]:
 def _listed(config: Mapping[str, Any], word: str, interval: str) -> tuple[str, ...]:
     """The words of ``layer_types``; where there are none, ``word`` for every layer but each whose
     number the key ``interval`` divides."""
-    n_layer, types = config["num_hidden_layers"], config["layer_types"]
+    n_layer = config["num_hidden_layers"]
     require(Layers, num_hidden_layers=n_layer)
+    if (types := _words(config)) is not None:
+        return types
+    require(Count, **{interval: config[interval]})
+    return tuple(word if (n + 1) % config[interval] else FULL for n in range(n_layer))
+
+
+def _words(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The words of ``layer_types``; None where a file has none."""
+    types = config["layer_types"]
     if types is None:
-        require(Count, **{interval: config[interval]})
-        return tuple(word if (n + 1) % config[interval] else FULL for n in range(n_layer))
+        return None
     if not isinstance(types, list) or not all(isinstance(t, str) for t in types):
         raise ValueError(f"layer_types={shown(types)} must be a list of words")
     return tuple(types)
@@ -213,14 +221,13 @@ def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
 def _every_other_slides(config: Mapping[str, Any]) -> dict[str, Any]:
     """Listed, or every other layer; the window is there, whether a layer uses it or not. The
     experts are counted under one of two names."""
-    n_layer, types = config["num_hidden_layers"], config["layer_types"]
+    n_layer = config["num_hidden_layers"]
     require(Layers, num_hidden_layers=n_layer)
     require(Count, sliding_window=config["sliding_window"])
+    types = _words(config)
     types = alternating(n_layer) if types is None else types
-    if not isinstance(types, list | tuple) or not all(isinstance(t, str) for t in types):
-        raise ValueError(f"layer_types={shown(types)} must be a list of words")
     n_expert = _n_expert(config, GptOssConfig.n_expert)
-    return {"layer_types": tuple(types), "max_window_layers": None, "n_expert": n_expert}
+    return {"layer_types": types, "max_window_layers": None, "n_expert": n_expert}
 
 
 NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers": None}

@@ -1,7 +1,6 @@
 """The right and the given result beside each other, in shades: for answers that no model shows."""
 
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -44,12 +43,13 @@ def parts(right: Any, given: Any, name: str = "result") -> Iterator[tuple[str, A
     if isinstance(right, dict) and isinstance(given, dict) and right.keys() == given.keys():
         for key in right:
             yield from parts(right[key], given[key], f"{name} {key}")
-    elif isinstance(right, (list, tuple)) and isinstance(given, (list, tuple)) and right:
-        if len(right) == len(given) and any(isinstance(one, Tensor) for one in right):
-            for number, pair in enumerate(zip(right, given, strict=True)):
-                yield from parts(*pair, f"{name} [{number}]")
-        else:
-            yield name, right, given
+    elif (
+        all(isinstance(one, (list, tuple)) for one in (right, given))
+        and len(right) == len(given)
+        and any(isinstance(one, Tensor) for one in right)
+    ):
+        for number, pair in enumerate(zip(right, given, strict=True)):
+            yield from parts(*pair, f"{name} [{number}]")
     else:
         yield name, right, given
 
@@ -67,7 +67,8 @@ def beside(name: str, right: Any, given: Any) -> list[str]:
     finite = x[x.isfinite()]
     low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
     width = max(x.shape[1], 5)
-    rows = zip_longest(shades(x, low, high), shades(y, low, high), unlike[top : top + ROWS])
+    fields = shades(x, low, high), shades(y, low, high), unlike[top : top + ROWS]
+    rows = zip(*fields, strict=True)
     lines = [f"{'right':{width}}   {'given':{width}}"]
     lines += [f"{a:{width}}   {b:{width}}{'   unlike' * bool(u.any())}" for a, b, u in rows]
     place = f"rows {top} to {top + len(x) - 1}, columns {left} to {left + x.shape[1] - 1}"

@@ -281,9 +281,8 @@ class GatedSharedExpert(MixtureOfExperts):
         self.shared_expert_gate = nn.Linear(gate.weight.shape[1], 1, bias=False)
 
     def forward(self, x: Tensor, *beside: Tensor) -> Tensor:
-        return super().forward(x, *beside) + self.shared_expert_gate(
-            x
-        ).sigmoid() * self.shared_expert(x)
+        shared = self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+        return super().forward(x, *beside) + shared
 
 
 def active_parameters(model: nn.Module) -> int:

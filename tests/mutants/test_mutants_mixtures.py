@@ -47,7 +47,7 @@ MISTAKES = {
         ("the shared expert forgotten", " + self.shared_experts(x)", ""),
     ],
     "layers.experts:GatedSharedExpert.forward": [
-        ("the shared expert without its gate", ".sigmoid() *", ".new_ones(1) *"),
+        ("the shared expert without its gate", "self.shared_expert_gate(x).sigmoid() * ", ""),
     ],
     "training.balance:balancing_loss": [
         ("padding is balanced", "if not routings:", "real = None\n    if not routings:"),
