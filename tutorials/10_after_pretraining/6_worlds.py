@@ -274,7 +274,7 @@ for part in key_stories(1, seed=0)[0][0]:
 # * Before the room alone: the model looks when it has to say it.
 
 from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.instruments.probe import fit_probe
+from lm_from_scratch.inside.probe import fit_probe
 from lm_from_scratch.instruments.storyteller import states_at
 
 

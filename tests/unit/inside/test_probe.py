@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm_from_scratch.instruments.probe import fit_probe
+from lm_from_scratch.inside.probe import fit_probe
 
 
 def classes(n: int, C: int = 5, K: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
