@@ -10,7 +10,7 @@ from lm_from_scratch.exercises import source
 from lm_from_scratch.exercises.exercise import Exercise
 from lm_from_scratch.exercises.exercise import exercises as written
 
-TITLE = "12. Exercises"
+TITLE = "13. Exercises"
 INTRO = (
     "Write the central functions yourself, and fix bugs that real projects have had. A check says "
     "what is wrong first, and which misconception it looks like."
