@@ -8,6 +8,7 @@ How much memory does the cache of a text with a million tokens take? DeepSeek-V3
 
 # sphinx_gallery_needs = ["7_sparse_attention", "3_latent_attention", "../5_caching/2_kinds_of_cache"]
 # sphinx_gallery_words = ["compressed attention", "CSA", "HCA", "compressed sparse attention", "heavily compressed attention", "KV cache compression", "compress KV cache", "pool keys", "block compression", "compress_rates", "million tokens", "1M context", "DeepSeek V4", "DeepSeek-V4", "native sparse attention", "NSA", "cross-layer index sharing", "IndexShare"]
+# sphinx_gallery_museum = ["M128"]
 
 import math
 

@@ -17,6 +17,7 @@ The published module
 
 import torch
 import transformers
+from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as hf
 
 from lm_from_scratch.attention.attention import attention_weights
@@ -31,7 +32,9 @@ from lm_from_scratch.attention.indexer import (
 from lm_from_scratch.attention.sdpa import sdpa_attention
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.growing import CatCache
+from lm_from_scratch.cache.interface import NO_CACHE
 from lm_from_scratch.layers.rope import RotaryEmbedding
+from lm_from_scratch.models.compressor import Compressor
 from lm_from_scratch.models.indexed_attention import Indexer
 from lm_from_scratch.models.randomize import randomize_
 
@@ -344,6 +347,38 @@ fixed = sparse_attention(q2, k2, v2, view, good)[:, :, 4:]
 print(f"off by {(wrong - y).abs().max():.1f}")
 torch.testing.assert_close(fixed, y)
 assert (wrong - y).abs().max() > 0.5
+
+# %%
+# Padding was pooled with the first tokens
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+#
+# DeepSeek-V4 `pools blocks of tokens to entries <12_compressed_cache.ipynb>`_. Where blocks are cut by the columns of the
+# batch, padding on the left shares a block with the first tokens, and all later borders move (M128). ``transformers`` does
+# so. Padding of whole blocks does not help: it becomes entries, and the others are turned by the wrong positions. Ours cuts
+# by positions, of which padding has none.
+
+rates = dict.fromkeys(
+    ("compressed_sparse_attention", "heavily_compressed_attention"), 4
+)
+tiny = dict(hidden_size=32, head_dim=16, partial_rotary_factor=0.5)
+settings = transformers.DeepseekV4Config(**tiny, compress_rates=rates)
+by_columns = v4.DeepseekV4HCACompressor(settings)
+randomize_(by_columns)
+by_positions = Compressor(32, 4, 16, 1e-6, RotaryEmbedding(8, 160_000.0))
+by_positions.load_state_dict(by_columns.state_dict())
+
+for n in range(5):
+    places = torch.cat([torch.full((1, n), -1), torch.arange(40)[None]], 1)
+    row = torch.nn.functional.pad(x[:1], (0, 0, n, 0), value=1.0)
+    with torch.no_grad():
+        columns = by_columns(row, None, places.clamp(min=0), None, 0)[0][:, 0]
+        view = Visibility(places, places)
+        ours, _ = by_positions(row, row, rotation, view, NO_CACHE[0])
+    if n == 0:
+        alone = ours
+    errors = [(e[:, -10:] - alone).abs().max() for e in (columns, ours)]
+    print(f"padded by {n}: columns {errors[0]:.1f}, positions {errors[1]:.0e}")
+    assert errors[1] < 1e-4 and (errors[0] > 0.5) == (n > 0)
 
 # %%
 # The divergence the wrong way round
