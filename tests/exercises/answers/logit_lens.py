@@ -50,4 +50,10 @@ def by_tokens(states, weight, eps, head, k=3):
 
 RIGHT = [by_places, by_folding, by_sorting, by_tokens]
 
-SURVIVORS = {}
+SURVIVORS = {
+    "top = logits.softmax(dim=-1).topk(k, dim=-1): logits.softmax(dim=-1).topk(k, dim=-1) => "
+    "logits.softmax(dim=-1).topk(k)": "topk takes the last axis unless it is told another",
+    "normed = x * torch.rsqrt(square + eps) * weight.to(work): weight.to(work) => weight": (
+        "a product of float32 and half precision is float32"
+    ),
+}

@@ -139,7 +139,7 @@ WRONG = [
 
 CASES = (
     Case(PLAIN, given, "each state has its own norm, then the head, then a softmax over all words",
-         points=3),
+         points=3, teaching="all of it, at sizes that differ"),
     Case(SQUARE, lambda g: given(g, (3, 2, 4, 6), V=6, k=2),
          "row v of the head is word v: the state is multiplied by its transpose", points=2),
     Case(ONE, lambda g: given(g, k=1), "the result has an axis for the words, even for one"),
@@ -147,7 +147,7 @@ CASES = (
          teaching="all words, so that the sum can be seen"),
     Case(SMALL, small, "eps is added to the mean square, inside the root", points=2),
     Case(HALF, large, "the square of 300 is no float16: compute in float32", points=2,
-         use=probabilities_only),
+         use=probabilities_only, teaching="a square that is infinite"),
     Case(BRAIN, lambda g: given(g, dtype=torch.bfloat16), "compute in float32, and stay there",
          use=probabilities_only),
     Case(DOUBLE, lambda g: given(g, dtype=torch.float64), "nothing becomes float32"),

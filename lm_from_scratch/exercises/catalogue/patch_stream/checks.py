@@ -68,7 +68,9 @@ def own(g: Generator) -> Call:
 def long(g: Generator) -> Call:
     """Places far from the beginning."""
     T = 40_000
-    return call([mixing(g, 1)], normal(g, 1, T, 1), normal(g, 1, T, 1), 1, [33_000, T - 7])
+    return call(
+        [mixing(g, 1), mixing(g, 1)], normal(g, 1, T, 1), normal(g, 1, T, 1), 1, [33_000, T - 7]
+    )
 
 
 def kept(function: Any, blocks: list[Block], *rest: Any) -> dict[str, Any]:
@@ -171,7 +173,7 @@ WRONG = [
 
 CASES = (
     Case(ONE, one, "run both to the place, put one state of the source there, and go on from it",
-         points=3),
+         points=3, teaching="the idea alone"),
     Case(SEVERAL, several, "the tokens are put there together, in one run", points=2),
     Case(ALL, lambda g: given(g, 2, [*range(6)]),
          "with all tokens patched, the source's own run goes on", teaching="the first law"),
