@@ -27,12 +27,17 @@ from playwright.sync_api import Browser, Page, Route
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.generation.sampling import Sampler, draw
+from lm_from_scratch.inside.patching import put, run
+from lm_from_scratch.inside.sites import Site, activations
 from lm_from_scratch.instruments.plot import attention_maps
 from lm_from_scratch.weights.int8 import Int8Weight
 
 MODELS = ("gpt2-docs", "qwen2-docs")
 ENGINE = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
-SCRIPTS = (*ENGINE, "widget", *(f"models/{name}" for name in (*MODELS, "tasks")))
+SCRIPTS = (
+    *(*ENGINE, "widget", "widgets/move"),
+    *(f"models/{name}" for name in (*MODELS, "tasks", "worlds")),
+)
 LENGTHS = (1, 2, 17, 100, 256)
 
 HELPERS = """
@@ -358,6 +363,42 @@ def test_a_silent_head(page: Page, name: str) -> None:
     assert page.evaluate(script, [name, ids, packed(want)]) < 5e-5
 
 
+STORIES = (
+    ("The key is in the {}. Where is the key? The key is in the", "hall", "kitchen"),
+    ("Mia is in the hall. {} has the key. Who has the key?", "Mia", "Tom"),
+)
+
+
+@pytest.mark.parametrize(("story", "first", "second"), STORIES)
+def test_one_state_of_another_run(page: Page, story: str, first: str, second: str) -> None:
+    """At each token, in front of each block; and what is written after it, with a cache."""
+    model, tokenizer = load_shipped("worlds")
+    ids, other = (tokenizer.start(story.format(word)) for word in (first, second))
+    T, more = len(ids), tokenizer.encode(" kitchen. Where is the key?")
+    rows = torch.tensor([[*ids, *more]]).expand(T, -1)
+    each = torch.eye(T, rows.shape[1], dtype=torch.bool)
+    sites = [Site("stream", layer) for layer in range(model.config.n_layer)]
+    _, states = activations(model, torch.tensor([[*other, *more]]), sites)
+    with torch.no_grad():
+        want = [run(model, rows, {site: put(states[site], each)}) for site in sites]
+    assert min((one[:, T - 1] - want[0][0, T - 1]).abs().max() for one in want) > 1, "it matters"
+    script = """([ids, other, more, want]) => {
+      const { model } = lm.shipped("worlds");
+      const { n_embd, vocab_size: V } = model.config;
+      const { states } = lm.streams(model, other);
+      let most = 0;
+      want.forEach((rows, layer) => rows.forEach((row, token) => {
+        const cache = model.cache();
+        const first = model.forward(ids, { cache, watch: lm.put(states[layer], layer, token, n_embd) });
+        row = floats(row);
+        most = Math.max(most, apart(first, row.subarray(0, V)), apart(model.forward(more, { cache }), row.subarray(V)));
+      }));
+      return most;
+    }"""
+    ends = [[packed(row[[T - 1, -1]]) for row in one] for one in want]
+    assert page.evaluate(script, [ids, other, more, ends]) < 5e-5
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_rounded_model(page: Page, name: str, bits: int) -> None:
@@ -409,9 +450,13 @@ def bits_check(page: Page) -> None:
     test_a_rounded_model(page, "gpt2-docs", 4)
 
 
+def move_check(page: Page) -> None:
+    test_one_state_of_another_run(page, *STORIES[1])
+
+
 def control(page: Page) -> None:
     """With nothing wrong all checks pass; this one fails behind them."""
-    for check in (logits_check, costs_check, silence_check, shift_check, bits_check):
+    for check in (logits_check, costs_check, silence_check, shift_check, bits_check, move_check):
         check(page)
     raise AssertionError
 
@@ -437,6 +482,8 @@ MISTAKES: dict[str, tuple[str, str, str, Check]] = {
     "half a head is silent": ("gpt2", "y.fill(0, from, from + head_dim)", "y.fill(0, from, from + head_dim / 2)", silence_check),
     "positions of GPT-2 do not move": ("gpt2", "cache.length + t + shift", "cache.length + t", shift_check),
     "rounded down": ("tensor", "step * roundHalfEven(", "step * Math.floor(", bits_check),
+    "a state one block late": ("widgets/move", "block === layer - 1", "block === layer", move_check),
+    "a state of the token before": ("widgets/move", "), token * C)", "), Math.max(0, token - 1) * C)", move_check),
     "nothing at all": ("tensor", "const lm = {}", "const lm = {}", lambda page: control(page)),
 }  # fmt: skip
 

@@ -30,6 +30,7 @@ PAGES = {
     "bits": f"{TUTORIALS}/8_quantized_weights/1_int8_int4",
     "draft": f"{TUTORIALS}/6_generation/2_speculative_decoding",
     "beams": f"{TUTORIALS}/6_generation/1_beam_search",
+    "move": f"{TUTORIALS}/11_look_inside/2_patching",
 }
 each_widget = pytest.mark.parametrize("widget", PAGES)
 
@@ -138,9 +139,9 @@ def test_a_model_that_cannot_be_read_is_said_and_tried_again(visit: Visitor, ser
 # ------------------------------------------------------------------------------ what it does
 
 
-def press(page: Page, widget: str, name: str) -> None:
+def press(page: Page, widget: str, name: str, exact: bool = False) -> None:
     """A button by the keyboard alone."""
-    button = page.locator(f"#live-{widget}").get_by_role("button", name=name)
+    button = page.locator(f"#live-{widget}").get_by_role("button", name=name, exact=exact)
     button.focus()
     page.keyboard.press("Enter")
     page.wait_for_timeout(50)
@@ -299,10 +300,45 @@ def tour_journey(page: Page) -> None:
     said(page, "tour", "Step 1 of 20")
 
 
+def move_journey(page: Page) -> None:
+    kitchen = r"“␣hall” .*“␣kitchen” goes from 0.0 % to (\d\d)"
+    assert int(said(page, "move", kitchen)[1]) > 90
+    answers = page.locator("#live-move .live-sides .said")
+    expect(answers.first).to_contain_text("The key is in the hall. Where is Mia? Mia is in the hall.")
+    expect(answers.last).to_contain_text("The key is in the kitchen. Where is Mia? Mia is in the hall.")
+    press(page, "move", "garden", exact=True)
+    said(page, "move", "“␣garden” goes")
+    tokens = page.locator("#live-move button.live-looked")
+    tokens.nth(3).focus()
+    page.keyboard.press("Enter")
+    said(page, "move", "“␣is” .*“␣garden” stays at")
+    press(page, "move", "Mia carries it")
+    said(page, "move", "“␣kitchen” .*“␣garden” goes")
+    expect(answers.last).to_contain_text("Mia is in the garden. Mia puts down the key.")
+    # who has it: the full stop knows in front of block 2, the question mark in front of block 3
+    press(page, "move", "Who has it?")
+    said(page, "move", "“␣Mia” .*“␣Tom” stays at")
+    for block, token, names in (("2", ".", 2), ("3", "?", 1)):
+        press(page, "move", block, exact=True)
+        press(page, "move", "Try every token")
+        expect(page.get_by_role("button", name="Try every token")).to_be_visible(timeout=60_000)
+        shares = [int(re.findall(r"(\d+) %", text)[0]) for text in tokens.all_inner_texts()]
+        best = max(range(len(shares)), key=shares.__getitem__)
+        assert shares[best] > 90 and sorted(shares)[-2] < 30
+        assert tokens.nth(best).inner_text().startswith(token)
+        tokens.nth(best).click()
+        said(page, "move", f"block {block}.*“␣Tom” goes")
+        expect(answers.last.locator("b").filter(has_text="Tom")).to_have_count(names)
+    write_text(page, "move", "")
+    expect(tokens).to_have_count(1)
+    write_text(page, "move", "The key is in the [hall|wine cellar]. Where is it? _")
+    expect(page.locator("#live-move")).to_contain_text("different numbers of tokens")
+
+
 JOURNEYS: dict[str, Callable[[Page], None]] = {
     "next": next_journey, "look": look_journey, "race": race_journey, "clock": clock_journey,
     "break": break_journey, "bits": bits_journey, "draft": draft_journey, "beams": beams_journey,
-    "tour": tour_journey,
+    "tour": tour_journey, "move": move_journey,
 }  # fmt: skip
 
 
@@ -417,6 +453,7 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
         ("clock", "shift=NaN", "tokens before the text16"),
         ("beams", "beams=0", "With 1 kept"),
         ("race", "tokens=15", "tokens20"),
+        ("move", "block=9&token=1e9", "block 3, the state at “␣hall”"),
     ],
 )  # fmt: skip
 def test_a_link_with_wrong_numbers_is_corrected(

@@ -3,6 +3,7 @@
 A picture is a caption and rows: a label, a share of the full length, and a number as text.
 """
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings.labels import printable
+from lm_from_scratch.inside.patching import put, run
+from lm_from_scratch.inside.sites import Site, activations
 from lm_from_scratch.instruments.plot import attention_maps
 from lm_from_scratch.instruments.record import record_attention
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -138,7 +141,25 @@ def lens(name: str, prompt: str) -> list[Row]:
     return rows
 
 
+def move(name: str, prompt: str, layer: int = 2) -> Picture:
+    """At ``[hall|kitchen]`` the model reads the first word and has the state of the second."""
+    model, tokenizer = shipped(name)
+    begin = prompt.partition("_")[0].rstrip()
+    texts = [re.sub(r"\[(.*?)\|(.*?)\]", rf"\{n}", begin) for n in (1, 2)]
+    idx, other = (torch.tensor([tokenizer.start(text)]) for text in texts)
+    site = Site("stream", layer)
+    before, _states = activations(model, idx, [])
+    _logits, states = activations(model, other, [site])
+    after = run(model, idx, {site: put(states[site], idx != other)})
+    runs = {"before": before[0, -1].softmax(-1), "after": after[0, -1].softmax(-1)}
+    rows = []
+    for id_ in dict.fromkeys(int(shares.argmax()) for shares in runs.values()):
+        (piece,) = map(printable, tokenizer.pieces([id_]))
+        rows += [percent(f"{piece}, {label}", p[id_].item()) for label, p in runs.items()]
+    return f"After “{texts[0]}”, before and after one state inside is replaced:", rows
+
+
 PICTURES: dict[str, Callable[[str, str], Picture]] = {
     "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race,
-    "clock": clock, "bits": bits, "break": surprise, "tour": likeliest,
+    "clock": clock, "bits": bits, "break": surprise, "tour": likeliest, "move": move,
 }  # fmt: skip

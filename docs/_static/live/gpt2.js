@@ -33,7 +33,7 @@ lm.GPT2LMHeadModel = class {
   }
 
   /* The logits (V) of the last of the new tokens `ids` (T), or of all, (T, V), after those in the
-   * `cache`. `watch` is told of every stage. */
+   * `cache`. `watch` is told of every stage, and may change it in its place. */
   forward(ids, { cache = this.cache(), all = false, shift = 0, watch = () => {} } = {}) {
     const { n_layer } = this.config;
     cache.check(ids.length);
