@@ -304,8 +304,12 @@ def move_journey(page: Page) -> None:
     kitchen = r"“␣hall” .*“␣kitchen” goes from 0.0 % to (\d\d)"
     assert int(said(page, "move", kitchen)[1]) > 90
     answers = page.locator("#live-move .live-sides .said")
-    expect(answers.first).to_contain_text("The key is in the hall. Where is Mia? Mia is in the hall.")
-    expect(answers.last).to_contain_text("The key is in the kitchen. Where is Mia? Mia is in the hall.")
+    expect(answers.first).to_contain_text(
+        "The key is in the hall. Where is Mia? Mia is in the hall."
+    )
+    expect(answers.last).to_contain_text(
+        "The key is in the kitchen. Where is Mia? Mia is in the hall."
+    )
     press(page, "move", "garden", exact=True)
     said(page, "move", "“␣garden” goes")
     tokens = page.locator("#live-move button.live-looked")
