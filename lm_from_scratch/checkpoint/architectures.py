@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "DeepseekV4Config": "deepseek_v4:DeepseekV4ForCausalLM",
     "SmolLM3Config": "smollm3:SmolLM3ForCausalLM",
     "Gemma3Config": "gemma3:Gemma3ForCausalLM",
+    "Gemma4Config": "gemma4:Gemma4ForCausalLM",
     "GptOssConfig": "gpt_oss:GptOssForCausalLM",
 }
 

@@ -14,7 +14,7 @@ from lm_from_scratch.checkpoint.rope_configs import (
     rotation_from_dict,
     scaling_to_dict,
 )
-from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling
+from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling, ProportionalScaling
 from lm_from_scratch.limits import Layers, require, shown
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
@@ -141,6 +141,11 @@ def decoder_config_from_dict(config: Mapping[str, Any], dialect: Dialect) -> Qwe
     if dialect.partial:
         config = _without_share(config)
         theta, scaling = rotation_from_dict({**config, "partial_rotary_factor": None})
+        if isinstance(scaling, ProportionalScaling):
+            raise ValueError(
+                "rope_type='proportional' is not supported where partial_rotary_factor has another "
+                "meaning: the share of a head that turns"
+            )
     else:
         theta, scaling = rotation_from_dict(config)
     given |= {"rope_theta": theta, "rope_scaling": scaling} | dialect.layers(config)

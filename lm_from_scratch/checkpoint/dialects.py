@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_from_scratch.checkpoint import deepseek_v4
+from lm_from_scratch.checkpoint import deepseek_v4, gemma4
 from lm_from_scratch.limits import Count, Layers, is_integer, require, shown
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.deepseek_v4 import DeepseekV4Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
+from lm_from_scratch.models.gemma4 import Gemma4Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig, alternating
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
@@ -353,6 +354,19 @@ _GEMMA3 = _ABSENT | {
     "query_pre_attn_scalar": 256,
     "final_logit_softcapping": None,
 }
+_GEMMA4 = _GEMMA3 | {
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "rope_theta": 10000.0,
+    "sliding_window": 512,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "per_layer_config": None,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "use_bidirectional_attention": None,
+}
 _GPT_OSS = _LLAMA | {
     "attention_bias": True,
     "vocab_size": 201088,
@@ -476,6 +490,18 @@ DIALECTS = {
         switched_on=["use_qk_norm"],
         extra_names={"activation": "hidden_activation"},
         thetas=True,
+    ),
+    "gemma4_text": Dialect(
+        Gemma4Config,
+        "Gemma4ForCausalLM",
+        gemma4.layers,
+        _GEMMA4,
+        only={"enable_moe_block": False},
+        switched_on=["use_qk_norm"],
+        extra_names=gemma4.NAMES,
+        thetas=True,
+        read=gemma4.read,
+        write=gemma4.write,
     ),
     "gpt_oss": Dialect(
         GptOssConfig,

@@ -31,6 +31,9 @@ TABLE = ".tid2eid"
 #: Layers for multi-token prediction, where a file has them under a name of their own.
 MTP = re.compile(r"^(model\.)?mtp\.")
 
+#: Of a layer that reads the keys of another, what a file may hold all the same.
+UNREAD = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.self_attn\.[kv]_(?:proj|norm)\.")
+
 #: What stands before the names of its part for text in a model for pictures or sound too.
 TEXT = re.compile(r"^(model\.)?language_model\.")
 
@@ -106,6 +109,17 @@ def without_mtp(
         return bool(MTP.search(name) or (layer and n_layer <= int(layer[1]) < end))
 
     return {name: tensor for name, tensor in tensors.items() if not is_beside(name)}
+
+
+def without_unread(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """The tensors without keys and values of layers that read those of another."""
+    first = config.n_layer - getattr(config, "kv_shared_layers", 0)
+
+    def is_unread(name: str) -> bool:
+        layer = UNREAD.search(name)
+        return layer is not None and first <= int(layer[1])
+
+    return {name: tensor for name, tensor in tensors.items() if not is_unread(name)}
 
 
 def check_sizes(config: Config, tensors: Mapping[str, Tensor], folder: Path) -> None:

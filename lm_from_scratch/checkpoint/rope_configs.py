@@ -15,6 +15,7 @@ from lm_from_scratch.layers.rope_scaling import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
+    ProportionalScaling,
     YaRNScaling,
 )
 from lm_from_scratch.limits import Count, Positive, require, shown
@@ -26,6 +27,7 @@ SCALINGS: dict[str, type[Any]] = {
     "dynamic": DynamicNTKScaling,
     "yarn": YaRNScaling,
     "llama3": Llama3Scaling,
+    "proportional": ProportionalScaling,
 }
 
 #: Our names of their fields and those in a ``config.json``; the others are the same.
@@ -97,11 +99,11 @@ def scaling_from_dict(
     for key, value in given.items():
         if isinstance(value, Mapping):
             raise ValueError(f"rope_parameters[{key!r}] is a dictionary: one rotation per model")
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
+    name = rope_parameters.get("rope_type", rope_parameters.get("type", "default"))
+    if name != "proportional" and given.get("partial_rotary_factor", 1.0) != 1.0:
         factor = shown(given["partial_rotary_factor"])
         raise ValueError(f"partial_rotary_factor={factor} must be 1: all features turn")
     theta = given.get("rope_theta")
-    name = rope_parameters.get("rope_type", rope_parameters.get("type", "default"))
     if name == "default":
         return theta, None
     if not isinstance(name, str) or name not in SCALINGS:

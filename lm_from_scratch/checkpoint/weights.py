@@ -40,6 +40,7 @@ from lm_from_scratch.checkpoint.names import (
     rename,
     unwrapped,
     without_mtp,
+    without_unread,
 )
 from lm_from_scratch.checkpoint.published import (
     GENERATION,
@@ -101,8 +102,8 @@ def from_pretrained(folder: str | Path) -> CausalLM:
     model: :func:`load_checkpoint` returns it as well, for :func:`save_pretrained` to write.
 
     Layers for multi-token prediction are left in the file: the model writes without them. Of a
-    model for pictures or sound too (a Qwen3.5, a Gemma 3) the part for text is read, and saved as a
-    folder of its own.
+    model for pictures or sound too (a Qwen3.5, a Gemma 3 or 4) the part for text is read, and saved
+    as a folder of its own.
 
     Raises ``ValueError`` for a folder that cannot be read, and names a missing, unexpected or
     wrongly shaped tensor.
@@ -169,6 +170,7 @@ def _fill(
     tensors = read_tensors(folder)  # mapped into memory: no number is read before it is needed
     tensors = of_text(unwrapped(tensors, folder))
     tensors = without_mtp(tensors, config.n_layer, published.config)
+    tensors = without_unread(tensors, config)
     described = published.config.get("quantization_config")
     if isinstance(described, Mapping) and described.get("quant_method") == "mxfp4":
         try:

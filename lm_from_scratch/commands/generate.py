@@ -199,18 +199,26 @@ def answer(speaker: Speaker, options: GenerateOptions) -> None:
 def answer_all(speaker: Speaker, texts: list[str], options: GenerateOptions) -> None:
     """Print what the model says after each of the texts, in their order: what it would say alone.
     An engine writes up to ``MANY`` of them together; layers with a state, which it has no room for,
-    write one after the other."""
+    and layers of unlike widths write one after the other."""
     if not texts:
         raise ValueError(f"{options.prompts} has no line")
     requests = [speaker.request(text, options) for text in texts]
-    recurrent = has(speaker.model, RecurrentLayer)
-    answers = (in_turn if recurrent else together)(speaker.model, requests, str(options.prompts))
+    one_by_one = has(speaker.model, RecurrentLayer) or not alike(speaker.model.config)
+    answers = (in_turn if one_by_one else together)(speaker.model, requests, str(options.prompts))
     for number, (text, request, tokens) in enumerate(
         zip(texts, requests, answers, strict=True), start=1
     ):
         rest = speaker.text(tokens, request.prompt)
         with tqdm.external_write_mode():
             print(f"--- {number}\n{text}{rest}", flush=True)
+
+
+def alike(config: Any) -> bool:
+    """Whether all layers keep keys of one shape, as the blocks of a pool have it."""
+    try:
+        return bool(config.kv_shape)
+    except ValueError:
+        return False
 
 
 def together(model: CausalLM, requests: Sequence[Request], file: str) -> Iterator[list[int]]:

@@ -133,6 +133,14 @@ def unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x
 
 
+def log_scale(positions: Tensor, floor: int = 8192, strength: float = 0.1) -> Tensor:
+    r"""What queries at ``positions`` (B, T) are multiplied by, (B, 1, T, 1): :math:`1 + s \log(1 +
+    \lfloor (t + 1) / f \rfloor)`, as in Llama 4. More keys make softmax flatter; a query that
+    grows with their logarithm stays as sharp. Up to position f - 2 nothing changes."""
+    steps = torch.floor((positions[:, None, :, None] + 1) / floor)
+    return 1.0 + strength * torch.log1p(steps)
+
+
 def apply_rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """:func:`apply_rope` of ``x`` (B, H, T, D), ``cos`` and ``sin`` (B or 1, 1, T, D/2) for
     pairs that stand side by side: features 2i and 2i + 1."""

@@ -20,6 +20,7 @@ def _at_least(least: float) -> Limit:
 
 
 _ABOVE_0 = Limit("must be a number above 0", lambda x: is_plain(x) and x > 0)
+_SHARE = Limit("must be a number from 0 to 1", lambda x: is_plain(x) and 0 <= x <= 1)
 #: A factor, and a length in tokens: 1 changes nothing, and less is not meant.
 _Factor = Annotated[float, _at_least(1)]
 _Length = Annotated[int, _at_least(1)]
@@ -61,6 +62,27 @@ class LinearScaling(_Checked):
         """Frequencies (D/2,), the same for all ``positions`` (B, T), and the factor of cos and sin:
         1."""
         return inverse_frequencies(head_dim, theta, positions.device, dtype) / self.factor, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling(_Checked):
+    """The first pairs turn, a share ``partial_rotary_factor`` of all, ``factor`` times slower; the
+    slow ones stand still, at frequency 0: what they hold does not depend on the distance.
+
+    Source: the code of Gemma 4 in ``transformers``.
+    """
+
+    partial_rotary_factor: Annotated[float, _SHARE] = 1.0
+    factor: _Factor = 1.0
+
+    def frequencies(
+        self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, float]:
+        """Frequencies (D/2,), the same for all ``positions`` (B, T), and the factor of cos and sin:
+        1."""
+        inv_freq = inverse_frequencies(head_dim, theta, positions.device, dtype) / self.factor
+        inv_freq[int(self.partial_rotary_factor * head_dim // 2) :] = 0.0
+        return inv_freq, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

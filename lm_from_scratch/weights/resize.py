@@ -24,6 +24,9 @@ def resize_token_embeddings_(model: CausalLM | Classifier, vocab_size: int) -> N
     require(Count, vocab_size=vocab_size)
     config: Any = replace(model.backbone.config, vocab_size=vocab_size)
     tables: list[Any] = [model.backbone.embedding]
+    if hasattr(model.backbone, "embed_tokens_per_layer"):  # as wide as the layers are told
+        tables.append(model.backbone.embed_tokens_per_layer)
+        config = replace(config, per_layer_vocab_size=vocab_size)
     if isinstance(model, CausalLM) and not isinstance(model.head, TiedHead):
         tables.append(model.head)
     for table in tables:
@@ -36,7 +39,8 @@ def resize_token_embeddings_(model: CausalLM | Classifier, vocab_size: int) -> N
         rows = min(vocab_size, len(old))
         new[:rows] = old[:rows]
         table.weight = nn.Parameter(new, requires_grad=old.requires_grad)
-    model.backbone.embedding.num_embeddings = vocab_size
+        if isinstance(table, nn.Embedding):
+            table.num_embeddings = vocab_size
     for module in model.modules():
         if hasattr(module, "config"):
             module.config = config

@@ -69,7 +69,7 @@ KINDS: dict[str, Callable] = {
 
 @torch.no_grad()
 def in_chunks(idx, chunks, positions=None, *, model) -> torch.Tensor:
-    cache, outputs, start = GrowingCache(model.config.n_layer), [], 0
+    cache, outputs, start = GrowingCache(len(model.config.windows)), [], 0
     for n in chunks:
         part = None if positions is None else positions[:, start : start + n]
         outputs.append(model(idx[:, start : start + n], positions=part, cache=cache))

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from lm_from_scratch.attention.kinds import use_attention_
 from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.layers.rope_scaling import LinearScaling
+from lm_from_scratch.layers.rope_scaling import LinearScaling, ProportionalScaling
 from lm_from_scratch.models.deepseek_v3 import YaRNScaling
 from lm_from_scratch.models.deepseek_v4 import HASHED, HEAVY, SCORED, SPARSE, DeepseekV4Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
+from lm_from_scratch.models.gemma4 import Gemma4Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
@@ -52,6 +53,12 @@ GEMMA: dict[str, Any] = BASE | dict(
     rope_local_theta=9.0, rope_scaling=LinearScaling(factor=4.0), sliding_window=4,
     layer_types=(FULL, SLIDING, FULL),
 )  # fmt: skip
+GEMMA4: dict[str, Any] = BASE | dict(
+    n_embd=24, n_layer=6, layer_types=(SLIDING, FULL) * 3, sliding_window=4, global_head_dim=12,
+    global_n_kv_head=3, keys_are_values=True, kv_shared_layers=2, per_layer_width=6,
+    per_layer_vocab_size=97, final_logit_softcapping=4.0, rope_theta=50.0, rope_local_theta=9.0,
+    rope_scaling=ProportionalScaling(partial_rotary_factor=0.5),
+)  # fmt: skip
 NEXT: dict[str, Any] = BASE | dict(
     head_dim=16, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12,
     linear_value_head_dim=10, linear_conv_kernel_dim=3, mlp_only_layers=(0, 1, 2),
@@ -78,6 +85,7 @@ NEW: dict[str, Callable[[], Any]] = {
     "partial": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(FULL,) * 3)),
     "hybrid": lambda: build(Qwen3NextConfig(**NEXT, layer_types=(LINEAR, FULL, LINEAR))),
     "gemma3": lambda: build(Gemma3Config(**GEMMA)),
+    "gemma4": lambda: build(Gemma4Config(**GEMMA4)),
     "gpt_oss": lambda: build(GptOssConfig(**OSS)),
     "deepseek_v4": lambda: build(DeepseekV4Config(**V4)),
     "deepseek_v3": lambda: tiny_deepseek_v3(

@@ -37,6 +37,7 @@ from lm_from_scratch.models.deepseek_v4 import (
 )
 from lm_from_scratch.models.gated_attention import GatedForCausalLM
 from lm_from_scratch.models.gemma3 import Gemma3ForCausalLM
+from lm_from_scratch.models.gemma4 import Gemma4ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.models.gpt_oss import GptOssForCausalLM
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config, Qwen2ForCausalLM
@@ -268,6 +269,33 @@ def gemma3(draw: Random) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def gemma4(draw: Random) -> dict[str, Any]:
+    """Wider heads where all is seen, layers that read the keys of others of their kind (of which
+    transformers has none without a table for every layer), and maybe keys that are values."""
+    config = numbers(draw) | dict(num_hidden_layers=draw.choice([1, 2, 3, 4, 5]))
+    n_layer, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    kinds = [*kinds_of_layers(draw, config, (FULL, SLIDING, SLIDING))[1:], FULL]
+    shared = draw.randint(0, n_layer - 1)
+    if not {*kinds} <= {*kinds[: n_layer - shared]}:
+        shared = 0
+    rotation = {"rope_type": "proportional", "partial_rotary_factor": draw.choice([0.25, 0.5, 1.0])}
+    rotation |= {"rope_theta": 1e4, "factor": draw.choice([1.0, 4.0])}
+    return config | dict(
+        head_dim=draw.choice([4, 10, 16]), global_head_dim=draw.choice([6, 12, 16]),
+        hidden_size=draw.choice([14, 24, 33]), hidden_activation=config.pop("hidden_act"),
+        num_global_key_value_heads=draw.choice([None, 1, heads]), layer_types=kinds,
+        attention_k_eq_v=draw.choice([False, True]), num_kv_shared_layers=shared,
+        use_double_wide_mlp=draw.choice([False, True]), sliding_window=draw.choice([2, 3, 6]),
+        hidden_size_per_layer_input=draw.choice([5, 6] if shared else [0, 6]),
+        vocab_size_per_layer_input=97, final_logit_softcapping=draw.choice([None, 3.0]),
+        rope_parameters={
+            FULL: draw.choice([rotation, rotation, config["rope_parameters"]]),
+            SLIDING: {"rope_type": "default", "rope_theta": draw.choice([100.0, 1e4])},
+        },
+        **biases(draw, "attention_bias"),
+    )  # fmt: skip
+
+
 def glm4_moe(draw: Random) -> dict[str, Any]:
     """All layers dense; the first part of each head turns."""
     config, factor = numbers(draw) | own_width(draw, (16, 24)), draw.choice([0.25, 0.5, 0.75, 1.0])
@@ -456,6 +484,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v4": Family(deepseek_v4, DeepseekV4ForCausalLM),
     "smollm3": Family(smollm3, SmolLM3ForCausalLM),
     "gemma3_text": Family(gemma3, Gemma3ForCausalLM),
+    "gemma4_text": Family(gemma4, Gemma4ForCausalLM),
     "gpt_oss": Family(gpt_oss, GptOssForCausalLM),
     "partial RoPE": Family(glm4_moe, Qwen2ForCausalLM, partial_rope, "glm4_moe"),
     "two thetas": Family(mellum, TwoThetas, two_thetas, "mellum"),
@@ -511,12 +540,16 @@ def theirs(family: str, seed: int, **changes: Any) -> Any:
 
 
 def enlarge_biases_(model: nn.Module, seed: int = 0) -> list[Tensor]:
-    """Correction biases of routers, large enough to change which experts are chosen."""
+    """Correction biases of routers, large enough to change which experts are chosen; and what else
+    is no parameter."""
     biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
     for layer, bias in enumerate(biases):
         generator = torch.Generator().manual_seed(seed + layer)
         bias.copy_(0.3 * torch.randn(len(bias), generator=generator))
     for name, table in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            generator = torch.Generator().manual_seed(seed + len(name))
+            table.fill_(0.5 + torch.rand(1, generator=generator).item())
         if name.endswith("tid2eid"):  # as many experts of a token as it has, all different
             E = len(model.get_submodule(name.removesuffix(".tid2eid")).weight)
             order = torch.rand(len(table), E, generator=torch.Generator().manual_seed(seed))

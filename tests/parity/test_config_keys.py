@@ -33,6 +33,7 @@ ROTATIONS: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
      "original_max_position_embeddings": 32},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
 ]  # fmt: skip
 NULL = [None]
 #: Values of every kind, for a key whose default says nothing of its kind.
@@ -123,6 +124,7 @@ def keys(family: str, head: str) -> dict[str, Any]:
     asked |= {*re.findall(r'kwargs(?:\.\w+\(|\[)"(\w+)"', source)}
     asked |= {*kind.attribute_map} | {*kind().to_dict()}
     default, own = kind(), {**vars(kind())}
+    default.allow_global_per_layer_attribute_access = True  # of layers that differ
     properties = {name for name, value in inspect.getmembers(base) if isinstance(value, property)}
     settable = {name for name in properties if getattr(base, name).fset}
     fields = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map}

@@ -71,7 +71,7 @@ def key_layers(kinds, shared):
 reads = key_layers(layers, 18)
 print("layers 24 ... 41 read from", reads[24:])
 
-from lm_from_scratch.models.shared_keys import sources
+from lm_from_scratch.models.gemma4 import sources
 
 assert reads == sources(layers, 18) and reads[41] == 23 and reads[40] == 22
 
@@ -90,16 +90,29 @@ assert reads == sources(layers, 18) and reads[41] == 23 and reads[40] == 22
 # the second has only three layers.
 
 from lm_from_scratch.cache.growing import GrowingCache
-from lm_from_scratch.models.shared_keys import SharedConfig, SharedForCausalLM
+from lm_from_scratch.models.gemma4 import Gemma4Config, Gemma4ForCausalLM
 
 sizes = dict(
-    vocab_size=128, n_head=2, n_kv_head=1, n_embd=48, head_dim=16,
-    intermediate_size=96, initializer_range=0.08, eos_token_id=None,
+    vocab_size=128, n_head=2, n_kv_head=1, n_embd=48, head_dim=16, global_head_dim=16,
+    intermediate_size=96, per_layer_vocab_size=128, initializer_range=0.08,
 )  # fmt: skip
+
+
+def small_gemma(n_layer, kv_shared_layers=0, per_layer_width=0):
+    config = Gemma4Config(
+        **sizes, layer_types=("full_attention",) * n_layer, n_layer=n_layer,
+        kv_shared_layers=kv_shared_layers, per_layer_width=per_layer_width,
+        wide_shared_mlp=False,
+    )  # fmt: skip
+    return Gemma4ForCausalLM(config)
+
+
+# %%
+# This is Gemma 4 itself, only smaller; all of it is the file ``models/gemma4.py``. Here its layers all see everything.
+
 idx, counted = torch.randint(128, (1, 100)), {}
 for shared in (0, 3):
-    config = SharedConfig(**sizes, n_layer=6, kv_shared_layers=shared)
-    model = SharedForCausalLM(config).eval()
+    model = small_gemma(6, shared).eval()
     cache = GrowingCache(6 - shared, reserve=100)
     with torch.no_grad():
         whole = model(idx)
@@ -185,7 +198,7 @@ test = characters(held_out)[: 64 * 65].view(64, 65)
 
 def trained(seed, **changes):
     torch.manual_seed(seed)
-    model = SharedForCausalLM(SharedConfig(**sizes, n_layer=4, **changes))
+    model = small_gemma(4, **changes)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, betas=(0.9, 0.98))
     for _ in range(60):
         start = torch.randint(len(text) - 65, (8, 1))
@@ -239,7 +252,7 @@ assert (told < plain).all()
 # ---------------------------
 #
 # The third model has keys of its own everywhere, and is *better* than the first with each of the three seeds. It also has a
-# fifth more weights, most of them in a second embedding: each token has 16 numbers for each layer, and each layer adds
+# fifth more weights, nearly half of them in a second embedding: each token has 16 numbers for each layer, and each layer adds
 # them, through a gate, to its hidden state. Such *per-layer embeddings* are the other half of Gemma's plan for phones. What
 # do they cost there?
 
@@ -267,7 +280,7 @@ assert round(table / 1e9, 1) == 2.8 and 2 * read == 21_504
 #
 # Here is why. One key fits a query, with a score of 8. All others have random scores around 0.
 
-from lm_from_scratch.models.shared_keys import log_scale
+from lm_from_scratch.layers.rope import log_scale
 
 n = 2 ** torch.arange(8, 21)  # keys
 noise = torch.randn(2**20, generator=torch.manual_seed(0))

@@ -36,9 +36,9 @@ def test_what_other_families_do_is_refused_by_name(key: str, family: str) -> Non
 @each_family
 @pytest.mark.parametrize("key", ["use_qk_norm", "attn_output_gate"])
 def test_a_switch_must_say_what_the_family_is(key: str, family: str) -> None:
-    """Qwen3, what came of it and Gemma 3 norm queries and keys, and from Qwen3-Next on it has
+    """Qwen3, what came of it and Gemma norm queries and keys, and from Qwen3-Next on it has
     gates."""
-    on = {"use_qk_norm": ("qwen3", "gemma3"), "attn_output_gate": ("qwen3_next", "qwen3_5")}
+    on = {"use_qk_norm": ("qwen3", "gemma"), "attn_output_gate": ("qwen3_next", "qwen3_5")}
     is_on = family.startswith(on[key])
     said = refusal(family, **{key: not is_on})
     assert said == f"{key}={not is_on} is not supported, only {key}={is_on}"

@@ -72,6 +72,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smollm3": DECODER | dict(no_rope_layers=[1, 0]),
     "gemma3_text": DECODER | dict(
         head_dim=12, query_pre_attn_scalar=10, sliding_window=24, sliding_window_pattern=2),
+    "gemma4_text": DECODER | dict(
+        num_hidden_layers=4, head_dim=12, global_head_dim=16, sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2,
+        hidden_size_per_layer_input=16, vocab_size_per_layer_input=300, attention_k_eq_v=True,
+        use_double_wide_mlp=True),
     "gpt_oss": DECODER | dict(
         head_dim=12, sliding_window=24, num_local_experts=4, num_experts_per_tok=2),
 }  # fmt: skip

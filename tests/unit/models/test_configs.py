@@ -12,6 +12,7 @@ from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
 from lm_from_scratch.layers.experts import active_parameters
 from lm_from_scratch.models import (
     gemma3,
+    gemma4,
     gpt2,
     gpt_oss,
     qwen2,
@@ -22,6 +23,7 @@ from lm_from_scratch.models import (
 )
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
+from lm_from_scratch.models.gemma4 import Gemma4Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
@@ -91,6 +93,14 @@ CONFIGS: list[tuple[type[Any], dict[str, Any], list[tuple[dict[str, Any], str]]]
         ({"rope_local_theta": 1.0}, "rope_local_theta=1.0 must be above 1"),
         ({"sliding_window": None, "layer_types": (SLIDING,) * 4}, "need a sliding_window"),
         ({"layer_types": ("mamba",) * 4}, "layer_types has ['mamba'], not 'full_attention' or"),
+    ]),
+    (Gemma4Config, SMALL | dict(head_dim=6, global_head_dim=8, kv_shared_layers=0), [
+        ({"global_head_dim": 7}, "global_head_dim=7 is odd: rotation works on pairs"),
+        ({"global_n_kv_head": 5}, "n_head=|is not a multiple of global_n_kv_head=5"),
+        ({"kv_shared_layers": 4}, "4 of 4 layers|the first 0 must have each kind"),
+        ({"layer_types": (SLIDING,) * 3 + (FULL,), "kv_shared_layers": 1}, "cannot share keys"),
+        ({"per_layer_width": -1}, "per_layer_width=-1 must be an integer, at least 0"),
+        ({"sliding_window": None}, "need a sliding_window"),
     ]),
     (Qwen3MoeConfig, SMALL | EXPERTS | dict(head_dim=6, eos_token_id=2), [
         ({"top_k": 7}, "top_k=7 exceeds n_expert=6"),
@@ -162,6 +172,19 @@ FILES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be an integer, at least 1"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not"),
+    ],
+    "gemma4_text": [
+        ({"enable_moe_block": True}, "enable_moe_block=True is not supported, only enable_moe_"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all' is not"),
+        ({"attention_k_eq_v": 1}, "attention_k_eq_v=1 is not a bool"),
+        ({"layer_types": "full"}, "layer_types='full' must be a list of words"),
+        ({"num_kv_shared_layers": 25}, "25 of 30 layers|cannot share keys: the first 5 must"),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config=|must say the same of"),
+        ({"per_layer_config": [1]}, "per_layer_config=[1] must say the same of all layers"),
+        ({"per_layer_config": {f"{n:02}": {"skip": ["mlp"]} for n in range(5, 30, 6)}},
+         "per_layer_config: ['skip'] cannot differ between layers here"),
+        ({"rope_parameters": {FULL: {"rope_type": "proportional", "partial_rotary_factor": 2}}},
+         "ProportionalScaling: partial_rotary_factor=2 must be a number from 0 to 1"),
     ],
     "qwen3_moe": [
         ({"mlp_only_layers": 3}, "mlp_only_layers=3 must be a list of layers"),
@@ -237,6 +260,7 @@ MOE = SMALL | EXPERTS | dict(head_dim=6, eos_token_id=2)
          "cannot be those of a qwen3_moe"),
         (DeepseekV3Config(sliding_window=8, max_window_layers=0), None,
          "windows=|cannot be those of a deepseek_v3"),
+        (Gemma4Config(global_n_kv_head=2), None, "global_n_kv_head cannot be written without"),
     ],
 )  # fmt: skip
 def test_what_no_file_can_say_is_not_written(config: Any, family: str | None, message: str) -> None:
@@ -264,6 +288,9 @@ def test_what_no_file_can_say_is_not_written(config: Any, family: str | None, me
         (Gemma3Config(**gemma3.SIZES["Gemma-3-1B"]), "1.000", None),
         (Gemma3Config(**gemma3.SIZES["Gemma-3-4B"]), "3.88", None),
         (Gemma3Config(**gemma3.SIZES["Gemma-3-27B"]), "27.0", None),
+        (Gemma4Config(), "4.63", None),
+        (Gemma4Config(**gemma4.SIZES["Gemma-4-E4B"]), "7.5", None),
+        (Gemma4Config(**gemma4.SIZES["Gemma-4-31B"]), "30.7", None),
         (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-30B-A3B"]), "31", "3"),
         (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), "235", "22"),
         (Qwen3NextConfig(**qwen3_next.SIZES["Qwen3-Next-80B-A3B"]), "80", "3.6"),  # its name says 3
@@ -294,8 +321,8 @@ def test_published_sizes_have_their_billions_of_parameters(
 
 
 def test_every_published_size_is_in_the_table() -> None:
-    modules = (gpt2, qwen2, qwen3, qwen3_moe, qwen3_next, qwen3_5, gemma3, gpt_oss)
-    assert [len(module.SIZES) for module in modules] == [4, 3, 4, 2, 1, 3, 4, 2]
+    modules = (gpt2, qwen2, qwen3, qwen3_moe, qwen3_next, qwen3_5, gemma3, gemma4, gpt_oss)
+    assert [len(module.SIZES) for module in modules] == [4, 3, 4, 2, 1, 3, 4, 3, 2]
 
 
 def test_the_defaults_of_deepseek_are_those_of_its_file() -> None:

@@ -24,10 +24,11 @@ from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.deepseek_v4 import DeepseekV4Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
+from lm_from_scratch.models.gemma4 import Gemma4Config
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig
 from lm_from_scratch.models.interface import CausalLM
-from lm_from_scratch.models.qwen2 import Qwen2Config
+from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
@@ -64,6 +65,14 @@ CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     ),
     "smollm3": (SmolLM3Config, DECODER | dict(pad_token_id=0)),
     "gemma3": (Gemma3Config, DECODER | dict(sliding_window=3)),
+    "gemma4": (
+        Gemma4Config,
+        DECODER | dict(
+            sliding_window=3, layer_types=(SLIDING, FULL) * 2, global_head_dim=12,
+            kv_shared_layers=2, per_layer_width=6, per_layer_vocab_size=97, keys_are_values=True,
+            final_logit_softcapping=None,
+        ),
+    ),
     "gpt_oss": (GptOssConfig, DECODER | OWN_IDS | dict(n_expert=4, top_k=2, sliding_window=3)),
     "deepseek_v4": (
         DeepseekV4Config,

@@ -8,8 +8,8 @@ from torch import Generator
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
 from lm_from_scratch.exercises.inputs import integer
+from lm_from_scratch.models.gemma4 import sources
 from lm_from_scratch.models.qwen2 import FULL, SLIDING
-from lm_from_scratch.models.shared_keys import sources
 
 
 def reference(

@@ -1,41 +1,42 @@
-"""Layers that read the keys of an earlier layer, and embeddings for every layer: whole, in pieces,
-padded; and the same functions in transformers."""
+"""Gemma 4: layers that read the keys of an earlier layer, and embeddings for every layer; and what
+its files say."""
 
+import json
+import re
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.cache.paged import BlockPool, PagedCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
-from lm_from_scratch.checkpoint.weights import save_pretrained
+from lm_from_scratch.checkpoint.cache_sizes import cached_numbers
+from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.commands.generate import engine_for
+from lm_from_scratch.generation.engine import Engine
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.requests import Request
 from lm_from_scratch.generation.sampling import GREEDY
+from lm_from_scratch.layers.rope import log_scale
+from lm_from_scratch.models.gemma4 import Gemma4Config, Gemma4ForCausalLM, sources
 from lm_from_scratch.models.qwen2 import FULL, SLIDING
 from lm_from_scratch.models.randomize import randomize_
-from lm_from_scratch.models.shared_keys import (
-    PerLayerEmbedding,
-    SharedConfig,
-    SharedForCausalLM,
-    log_scale,
-    sources,
-)
 from lm_from_scratch.text.batch import padded_batch
 
 SIZES: dict[str, Any] = dict(
-    vocab_size=97, n_layer=6, n_head=4, n_kv_head=2, n_embd=24, head_dim=8, intermediate_size=28,
-    sliding_window=4, layer_types=(SLIDING, FULL) * 3, eos_token_id=None, per_layer_width=6,
+    vocab_size=97, n_layer=6, n_head=4, n_kv_head=2, n_embd=24, head_dim=8, global_head_dim=8,
+    intermediate_size=28, sliding_window=4, layer_types=(SLIDING, FULL) * 3, kv_shared_layers=0,
+    per_layer_width=6, per_layer_vocab_size=97, eos_token_id=None,
 )  # fmt: skip
 IDX = torch.randint(97, (2, 13), generator=torch.Generator().manual_seed(1))
 
 
-def model(**changes: Any) -> SharedForCausalLM:
-    made = SharedForCausalLM(SharedConfig(**SIZES | changes)).double().eval()
+def model(**changes: Any) -> Gemma4ForCausalLM:
+    made = Gemma4ForCausalLM(Gemma4Config(**SIZES | changes)).double().eval()
     randomize_(made)
     return made
 
@@ -86,15 +87,16 @@ def test_a_layer_that_shares_sees_keys_and_values_of_its_source() -> None:
     assert seen[4][0] is seen[2][0] and seen[5][1] is seen[3][1] and seen[4][0] is not seen[0][0]
 
 
-def test_an_engine_has_blocks_for_the_layers_with_keys(tmp_path) -> None:
+def test_an_engine_has_blocks_for_the_layers_with_keys() -> None:
     m, prompts = model(kv_shared_layers=1), [IDX[0].tolist(), IDX[1, :7].tolist()]
     requests = [Request(prompt=prompt, max_new_tokens=5, sampler=GREEDY) for prompt in prompts]
     engine = engine_for(m, requests)
     numbers = [engine.submit(request) for request in requests]
     list(engine.run())
     assert [engine.results[n] for n in numbers] == complete(generate(m, prompts, 5, GREEDY))
-    with pytest.raises(ValueError, match="a SharedConfig cannot be written"):
-        save_pretrained(m, tmp_path / "model")
+    wide = model(global_head_dim=12)
+    with pytest.raises(ValueError, match="the blocks of a pool are alike in all layers"):
+        Engine(wide, engine.pool)
 
 
 def test_every_weight_learns_and_the_source_for_its_readers_too() -> None:
@@ -134,23 +136,27 @@ def test_layers_without_a_source_are_refused(kinds: list[str], shared: int) -> N
 
 
 @torch.no_grad()
-def test_embeddings_for_every_layer_are_those_of_gemma_4() -> None:
-    from transformers import AutoConfig
-    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
+def test_a_published_file_holds_keys_that_nobody_reads(tmp_path) -> None:
+    """And they are left there."""
+    m = model(kv_shared_layers=2).float()
+    save_pretrained(m, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if ".3.self_attn." in name and re.search("[kv]_", name)]:
+        tensors[name.replace(".3.", ".5.")] = tensors[name].clone()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert torch.equal(from_pretrained(tmp_path)(IDX), m(IDX))
 
-    config = AutoConfig.for_model(
-        "gemma4_text", vocab_size=97, vocab_size_per_layer_input=97, num_hidden_layers=6,
-        hidden_size=24, intermediate_size=28, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, global_head_dim=8, hidden_size_per_layer_input=6, pad_token_id=0,
-    )  # fmt: skip
-    theirs, ours = Gemma4TextModel(config).eval(), PerLayerEmbedding(SharedConfig(**SIZES))
-    randomize_(theirs)
-    ours.table.weight.copy_(theirs.embed_tokens_per_layer.weight)
-    ours.projection.weight.copy_(theirs.per_layer_model_projection.weight)
-    ours.norm.weight.copy_(theirs.per_layer_projection_norm.weight)
-    x = theirs.embed_tokens(IDX)
-    want = theirs.project_per_layer_inputs(x, theirs.get_per_layer_inputs(IDX))
-    torch.testing.assert_close(ours(IDX, x), want)
+
+@torch.no_grad()
+@pytest.mark.parametrize("more", [{}, {"keys_are_values": True, "global_n_kv_head": 1}])
+def test_what_a_config_says_of_a_cache_is_what_it_holds(more: dict[str, Any], tmp_path) -> None:
+    more |= {"kv_shared_layers": 2, "global_head_dim": 12, "sliding_window": 20}
+    m = model(per_layer_width=0, **more).float()
+    cache = GrowingCache(4, reserve=13)
+    m(IDX[:1], cache=cache)
+    save_pretrained(m, tmp_path)
+    contents = json.loads((tmp_path / "config.json").read_text())
+    assert cache.nbytes == 4 * cached_numbers(contents, 13)
 
 
 @torch.no_grad()
@@ -160,19 +166,19 @@ def test_a_layer_is_told_its_own_part() -> None:
     left: list[list[Tensor]] = [[], []]
     for table in left:
         hooks = [
-            block.register_forward_hook(lambda *a, table=table: table.append(a[2][0]))
+            block.register_forward_hook(lambda *a, table=table: table.append(a[2]))
             for block in m.model.layers
         ]
         m(IDX)
         for hook in hooks:
             hook.remove()
-        m.model.per_layer.table.weight[:, 4 * 6 : 5 * 6] += 1.0
+        m.model.embed_tokens_per_layer.weight[:, 4 * 6 : 5 * 6] += 1.0
     same = [torch.equal(a, b) for a, b in zip(*left, strict=True)]
     assert same == [True] * 4 + [False] * 2
 
 
 def test_embeddings_in_place_of_ids_have_no_rows_for_the_layers() -> None:
-    with pytest.raises(ValueError, match="need token ids"):
+    with pytest.raises(ValueError, match="embeddings have no token ids"):
         model()(torch.randn(2, 5, 24).double())
     assert model(per_layer_width=0)(torch.randn(2, 5, 24).double()).shape == (2, 5, 97)
 
