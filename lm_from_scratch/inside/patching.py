@@ -12,7 +12,7 @@ arXiv:2004.12265; Meng et al., *Locating and Editing Factual Associations in GPT
 arXiv:2202.05262; Wang et al., *Interpretability in the Wild*, 2022, arXiv:2211.00593 (paths).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -97,48 +97,52 @@ def patch_heads(model: CausalLM, idx: Tensor, source: Tensor, measure: Measure) 
     return torch.stack(found)
 
 
-def silence(model: CausalLM, texts: Tensor, layer: int, head: int) -> Edit:
-    """The edit of ``Site("heads", layer)`` that gives one head its mean over ``texts`` (B, T), at
-    every token: it says the same of everything. (0 would be a number that the next block has never
-    met.)"""
+def silence(
+    model: CausalLM, texts: Tensor, layer: int, heads: int | Sequence[int], **places: Tensor
+) -> Edit:
+    """The edit of ``Site("heads", layer)`` that gives one head, or several, the mean over ``texts``
+    (B, T), at every token: it says the same of everything. (0 would be a number that the next block
+    has never met.) Tokens whose ``positions`` say that they are padding do not count."""
     site = Site("heads", layer)
-    _, values = activations(model, texts, [site])
-    mean = values[site].mean((0, 2))  # (H, D)
-    keep = torch.arange(len(mean))[:, None, None] != head
-    return lambda x: torch.where(keep, x, mean[:, None].to(x))
+    _, values = activations(model, texts, [site], **places)
+    real = places.get("positions", torch.zeros_like(texts)) >= 0  # (B, T)
+    mean = values[site].transpose(1, 2)[real].mean(0)  # (H, D)
+    silent = torch.isin(torch.arange(len(mean)), torch.tensor(heads))[:, None, None]
+    return lambda x: torch.where(silent, mean[:, None].to(x), x)
 
 
 def patch_path(
-    model: CausalLM, idx: Tensor, source: Tensor, sender: tuple[int, int], receiver: Site
-) -> Tensor:
-    """The logits (1, T, V) for ``idx`` (1, T) where one path alone carries news of ``source``
-    (1, T): what the head ``sender``, a (layer, head), fetched there goes straight to ``receiver``,
-    the attention or MLP of a later block or the stream in front of the final norm, and nowhere else
-    on the way. What the receiver makes of it goes on to everything after it.
+    model: CausalLM, idx: Tensor, source: Tensor, sender: tuple[int, int], receiver: Site,
+    where: Tensor | None = None, **places: Tensor,
+) -> Tensor:  # fmt: skip
+    """The logits (B, T, V) for ``idx`` (B, T) where one path alone carries news of ``source``
+    (B, T): what the head ``sender``, a (layer, head), fetched there goes straight to ``receiver``:
+    the attention or the stream of a later block, the MLP of its own or a later one. It goes nowhere
+    else on the way, and what the receiver makes of it goes on to everything after it. With a mask
+    ``where`` (B, T), only what the head fetched at these tokens is sent.
 
     It is exact where a block adds what its parts make, as in Qwen2 and GPT-2. Raises ``ValueError``
     for a receiver that does not come after the sender.
     """
-    _pair(idx, source)
+    if idx.shape != source.shape:
+        raise ValueError(f"{tuple(idx.shape)} tokens cannot hear of {tuple(source.shape)}")
     layer, head = sender
     heads, attention = Site("heads", layer), Site("attention", layer)
-    if receiver.layer <= layer or receiver.part == "heads":
-        raise ValueError(f"{receiver} is no receiver after block {layer}")
-    _, other = activations(model, source, [heads])
-    _, own = activations(model, idx, [attention])
-    H, T = other[heads].shape[1:3]
-    sends = (torch.arange(H) == head)[None, :, None].expand(1, H, T)
+    first = layer if receiver.part == "mlp" else layer + 1
+    if receiver.part == "heads" or receiver.layer < first:
+        raise ValueError(f"{receiver} is no receiver after the attention of block {layer}")
+    _, other = activations(model, source, [heads], **places)
+    _, own = activations(model, idx, [attention], **places)
+    where = torch.ones_like(idx, dtype=torch.bool) if where is None else where
+    sends = (torch.arange(other[heads].shape[1]) == head)[:, None] & where[:, None]  # (B, H, T)
     with edited(model, {heads: put(other[heads], sends)}):
-        _, new = activations(model, idx, [attention])
-    news = new[attention] - own[attention]  # (1, T, C)
-    stream = Site("stream", receiver.layer)
+        _, new = activations(model, idx, [attention], **places)
+    news = new[attention] - own[attention]  # (B, T, C)
+    # what enters an MLP is the stream with what the attention of its block has added
+    entry = Site("attention" if receiver.part == "mlp" else "stream", receiver.layer)
+    heard: dict[Site, Edit] = {entry: lambda x: x + news}
     if receiver.part == "stream":
-        return run(model, idx, {stream: lambda x: x + news})
-    before: dict[Site, Edit] = {stream: lambda x: x + news}
-    if receiver.part == "mlp":  # the attention of its own block is not to hear of it
-        here = Site("attention", receiver.layer)
-        _, own = activations(model, idx, [here])
-        before[here] = lambda x: own[here]
-    with edited(model, before):
-        _, made = activations(model, idx, [receiver])
-    return run(model, idx, {receiver: lambda x: made[receiver]})
+        return run(model, idx, heard, **places)
+    with edited(model, heard):
+        _, made = activations(model, idx, [receiver], **places)
+    return run(model, idx, {receiver: lambda x: made[receiver]}, **places)

@@ -3,7 +3,7 @@
 ``Mia has the key. Mia goes to the kitchen. Where is the key? Mia has the key, in the`` ends at the
 one token after which a model has to know where the key is. A batch of such stories is what a
 model reads, with the right room of each. :func:`counterfactual` is the same story in which one
-word differs and another room is right.
+word differs and another room is right, and :func:`two_questions` asks one story about two people.
 """
 
 from dataclasses import dataclass
@@ -68,6 +68,20 @@ def asked(n: int, seed: int = 0, what: str = "key", config: PlotConfig = SMALL) 
         story = Asked(tuple(plot), what)
         if any(what in sentence.words or what in sentence.words[-1] for sentence in plot):
             found.append(story)
+    return found
+
+
+def two_questions(n: int, seed: int = 0, config: PlotConfig = SMALL) -> list[tuple[Asked, Asked]]:
+    """``n`` stories, each asked about two people who are in different rooms: "Where is Mia?" and
+    "Where is Tom?". Of the two texts only the name differs."""
+    require(Count, n=n)
+    rng = Random(seed)
+    found: list[tuple[Asked, Asked]] = []
+    while len(found) < n:
+        plot = tuple(make_plot(config, rng)[:-2])
+        one, other, *_ = (Asked(plot, s.words[0]) for s in plot if s.kind == "is in")
+        if one.room != other.room:
+            found.append((one, other))
     return found
 
 

@@ -119,6 +119,24 @@ def test_a_path_to_a_later_attention_does_not_touch_the_stream_between() -> None
     torch.testing.assert_close(logits, model.lm_head(model.transformer.ln_f(end)))
 
 
+def test_a_path_to_the_mlp_of_its_own_block_is_what_that_mlp_makes_of_the_news() -> None:
+    model, (idx, other) = tiny_gpt2(), pair()
+    idx, other = torch.cat([idx, other]), torch.cat([other, idx])  # rows are pairs of their own
+    _, values = activations(model, other, [Site("heads", 1)])
+    head = torch.arange(4)[None, :, None].expand(2, 4, 9) == 2
+    _, a = activations(model, idx, [Site("stream", 1), Site("attention", 1), Site("mlp", 1)])
+    with edited(model, {Site("heads", 1): put(values["heads", 1], head)}):
+        _, b = activations(model, idx, [Site("attention", 1)])
+    block = model.transformer.h[1]
+    made = block.mlp(block.ln_2(a["stream", 1] + b["attention", 1]))
+    expected = run(model, idx, {Site("mlp", 1): lambda x: made})
+    found = patch_path(model, idx, other, (1, 2), Site("mlp", 1))
+    torch.testing.assert_close(found, expected)
+    nothing = torch.zeros(2, 9, dtype=torch.bool)
+    found = patch_path(model, idx, other, (1, 2), Site("mlp", 1), nothing)
+    torch.testing.assert_close(found, run(model, idx, {}))
+
+
 def test_silence_says_the_mean_everywhere() -> None:
     model, texts = tiny_qwen2(), token_ids(4, 9)
     site = Site("heads", 0)
@@ -128,6 +146,16 @@ def test_silence_says_the_mean_everywhere() -> None:
     torch.testing.assert_close(y[:, 2], values[site][:, 2].mean((0, 1)).expand(2, 5, 8))
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(y[:, others], x[:, others])
+
+
+def test_padding_has_no_say_in_what_silent_heads_say() -> None:
+    model, texts = tiny_qwen2(), token_ids(2, 9)
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), texts], 1)
+    positions = torch.cat([torch.full((2, 3), -1), torch.arange(9).expand(2, 9)], 1)
+    x = torch.randn(2, 6, 5, 8)
+    found = silence(model, padded, 1, (0, 4), positions=positions)(x)
+    torch.testing.assert_close(found, silence(model, texts, 1, (0, 4))(x))
+    assert torch.equal(found[:, 1], x[:, 1]) and not torch.equal(found[:, 0], x[:, 0])
 
 
 def test_add_moves_the_chosen_tokens() -> None:
@@ -142,5 +170,5 @@ def test_texts_of_unlike_shapes_and_paths_backwards_are_refused() -> None:
     model, (idx, other) = tiny_gpt2(), pair()
     with pytest.raises(ValueError, match=r"shapes \(1, 9\) and \(1, 8\); both must be \(1, T\)"):
         patch_tokens(model, idx, other[:, :8], MEASURE)
-    with pytest.raises(ValueError, match="is no receiver after block 1"):
+    with pytest.raises(ValueError, match="is no receiver after the attention of block 1"):
         patch_path(model, idx, other, (1, 0), Site("attention", 1))

@@ -7,7 +7,7 @@ import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.asked import Asked, asked, batch, counterfactual
+from lm_from_scratch.text.asked import Asked, asked, batch, counterfactual, two_questions
 from lm_from_scratch.text.story_grammar import ROOMS, Sentence, read
 
 
@@ -61,3 +61,10 @@ def test_rows_of_a_batch_end_where_the_room_is_due() -> None:
         each = [one.said(model(one.idx, positions=one.positions)) for one in alone]
     assert torch.equal(said[:4], torch.cat(each))
     assert (said == together.rooms).double().mean() > 0.6
+
+
+def test_two_questions_differ_in_a_name_and_in_the_room() -> None:
+    for one, other in two_questions(20, seed=3):
+        assert one.plot == other.plot and one.room != other.room
+        assert one.text.endswith(f"Where is {one.what}? {one.what} is in the")
+        assert other.text.endswith(f"Where is {other.what}? {other.what} is in the")
