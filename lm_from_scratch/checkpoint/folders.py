@@ -87,6 +87,14 @@ def shipped_folder(name: str) -> Path:
     return folder
 
 
+def shipped_steps(name: str) -> dict[int, Path]:
+    """The steps of its training after which a model that comes with the package was kept, and the
+    folder of each; the last is that of the model. Raises ``ValueError`` for another name."""
+    folder = shipped_folder(name)
+    earlier = {int(path.name[len("step-") :]): path for path in sorted(folder.glob("step-*"))}
+    return earlier | {read_json(folder / "record.json")["steps"]: folder}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ``ValueError`` for anything else."""
     if not path.is_file():

@@ -27,6 +27,7 @@ from lm_from_scratch.checkpoint.folders import (
     local_folder,
     replace_folder,
     shipped_folder,
+    shipped_steps,
     temporary_folder,
     write_json,
 )
@@ -64,7 +65,7 @@ from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.tokenizer_files import NAMES as TOKENIZER_FILES
 from lm_from_scratch.weights.packed_int8 import PackedInt8Weight, use_packed_int8_
-from lm_from_scratch.weights.quantize import WEIGHTS
+from lm_from_scratch.weights.quantize import WEIGHTS, dequantize_
 from lm_from_scratch.weights.quantized_weight import QuantizedWeight
 from lm_from_scratch.weights.swap import swap_parameters_
 
@@ -218,14 +219,25 @@ class _NothingDrawn(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def load_shipped(name: str = "gpt2-docs") -> tuple[CausalLM, Tokenizer]:
+def load_shipped(name: str = "gpt2-docs", step: int | None = None) -> tuple[CausalLM, Tokenizer]:
     """A small model that comes with the package, in float32, and its tokenizer.
 
     ``gpt2-docs`` and ``qwen2-docs`` have the same size, and were trained alike on the same text.
-    ``tasks`` answers the questions of :mod:`~lm_from_scratch.text.tasks`.
+    ``tasks`` answers the questions of :mod:`~lm_from_scratch.text.tasks`. ``worlds`` tells stories,
+    and is also there as it was after an earlier ``step`` of its training
+    (:func:`~lm_from_scratch.checkpoint.folders.shipped_steps` lists them).
+
+    Raises ``ValueError`` for another name, and for a step that was not kept.
     """
     folder = shipped_folder(name)
-    return from_pretrained(folder).float(), Tokenizer.load(folder)
+    if step is None:
+        return from_pretrained(folder).float(), Tokenizer.load(folder)
+    steps = shipped_steps(name)
+    if step not in steps:
+        raise ValueError(f"{name} was not kept after step {step!r}; there are {[*steps]}")
+    model = from_pretrained(steps[step]).float()
+    dequantize_(model)  # which freezes them
+    return model.requires_grad_(), Tokenizer.load(folder)
 
 
 def save_pretrained(

@@ -31,7 +31,7 @@ Made with torch {record["torch"]}, seed {record["seed"]}, on one CPU core, by
 in {record["steps"]} steps and {record["tokens_trained_on"]} tokens. `record.json` holds every
 argument, `log.jsonl` {often}. The weights are stored in float16.
 
-{measured}Loss on held-out documents (none of their longer paragraphs \
+{steps_of(record)}{measured}Loss on held-out documents (none of their longer paragraphs \
 stands in the training text), and what
 simpler means reach on the same text:
 
@@ -76,6 +76,23 @@ one small world.
 def stride(n_steps: int) -> int:
     """Every how many steps of a run have a line in the log that ships."""
     return -(-n_steps // 4000)
+
+
+def steps_of(record: dict[str, Any]) -> str:
+    """What earlier steps are stored; empty for a model without any."""
+    if not (steps := record.get("earlier_steps")):
+        return ""
+    listed = ", ".join(map(str, steps))
+    return f"""The folders `step-...` hold the weights after {listed} steps of the
+same run, with 4 bits for the matrices of an MLP and 8 for all others:
+
+    load_shipped("{record["name"]}", step={steps[-1]})
+
+A run keeps its last two checkpoints, and each into which you have put a file. To make these folders
+again, add `--checkpoint-every 50` to the first command, which changes no weight; put an empty file
+into each of these checkpoints while the run has it; then give the second command.
+
+"""
 
 
 def answers_of(exact_match: dict[str, Any]) -> str:

@@ -5,14 +5,19 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from shipped import NAMES, RECORDS, each
 from small_run import SMALL
 
 from lm_from_scratch.__main__ import main as command
-from lm_from_scratch.checkpoint.folders import PRETRAINED
+from lm_from_scratch.checkpoint.folders import PRETRAINED, shipped_steps
 from lm_from_scratch.checkpoint.weights import from_pretrained, load_shipped
+from lm_from_scratch.instruments.storyteller import new_plots
 from lm_from_scratch.pretrained import make
 from lm_from_scratch.pretrained.readme import readme
+from lm_from_scratch.text.asked import SMALL as SMALL_PLOT
+from lm_from_scratch.text.batch import padded_batch
+from lm_from_scratch.text.story_grammar import write
 from lm_from_scratch.text.tasks import TASKS
 
 #: The models that learned from Python's documentation.
@@ -54,9 +59,39 @@ def test_the_readme_says_what_the_record_says(name: str) -> None:
 
 
 def test_they_are_small_enough_to_ship() -> None:
-    size = {n: sum(p.stat().st_size for p in (PRETRAINED / n).iterdir()) for n in NAMES}
+    size = {n: sum(p.stat().st_size for p in (PRETRAINED / n).rglob("*")) for n in NAMES}
+    assert size.pop("worlds") < 7.5e6  # at several steps of its training
     assert size["tasks"] < 2.5e6 and all(n < 5e6 for n in size.values())
-    assert sum(size.values()) < 2e7
+    assert sum(size.values()) < 1.3e7
+
+
+def test_the_steps_that_are_kept_are_the_recorded_ones_and_one_is_better_than_the_last() -> None:
+    """On stories that none of them has seen. The last of them is the model itself."""
+    record = RECORDS["worlds"]
+    steps = [*shipped_steps("worlds")]
+    assert steps == sorted(steps) == [*record["earlier_steps"], record["steps"]]
+    tokenizer = load_shipped("worlds")[1]
+    stories = [tokenizer.start(write(plot)) for plot in new_plots(16, SMALL_PLOT)]
+    rows = padded_batch(stories, pad_token_id=0)
+    seen = rows.positions[:, 1:] >= 0
+    losses = []
+    for step in steps:
+        model, _ = load_shipped("worlds", step)
+        assert {(p.dtype, p.requires_grad) for p in model.parameters()} == {(torch.float32, True)}
+        with torch.no_grad():
+            logits = model(rows.idx, positions=rows.positions)[:, :-1]
+        losses.append(F.cross_entropy(logits[seen], rows.idx[:, 1:][seen]).item())
+    assert losses == sorted(losses, reverse=True)
+    final, last = load_shipped("worlds")[0], load_shipped("worlds", steps[-1])[0]
+    pairs = zip(final.parameters(), last.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_step_that_was_not_kept_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"worlds was not kept after step 7; .*1000.*6000"):
+        load_shipped("worlds", 7)
+    with pytest.raises(ValueError, match=r"tasks was not kept after step 7; there are \[\d+\]"):
+        load_shipped("tasks", 7)
 
 
 def test_both_had_the_same_budget() -> None:
@@ -104,18 +139,26 @@ def test_a_finished_run_becomes_a_shipped_model_and_an_unfinished_one_does_not(
 ) -> None:
     out, shipped = tmp_path / "run", tmp_path / "shipped"
     monkeypatch.setattr(make, "PRETRAINED", tmp_path)
-    assert command(["train", "--out", str(out), *SMALL]) == 0
+    monkeypatch.setattr("lm_from_scratch.checkpoint.folders.PRETRAINED", tmp_path)
+    assert command(["train", "--out", str(out), *SMALL, "--checkpoint-every", "2"]) == 0
+    (out / "step-00000004" / "keep").touch()
     for minutes in ([], ["1.25"]):  # the second replaces the first
         make.main(str(out), "shipped", *minutes)
         names = ["README.md", "config.json", "log.jsonl", "model.safetensors", "record.json"]
         assert sorted(p.name for p in shipped.iterdir()) == [
             *names,
+            "step-00000004",
             "tokenizer.json",
             "tokenizer_config.json",
         ]
     model = from_pretrained(shipped)
     assert {p.dtype for p in model.parameters()} == {torch.float16}
     record = json.loads((shipped / "record.json").read_text())
+    assert record["earlier_steps"] == [4]
+    trained = from_pretrained(out / "step-00000004").state_dict()
+    for name, weight in load_shipped("shipped", 4)[0].state_dict().items():
+        largest = trained[name].abs().max()  # a step of 4 bits is a fifteenth of a group's range
+        assert (weight - trained[name]).abs().max() <= largest / (14 if ".mlp." in name else 200)
     assert record["core_minutes"] == 1.2 and "exact_match" not in record
     assert record["steps"] == 6 and set(record["held_out"]) == {"all", "reference"}
     assert str(record["baselines"]["gzip"]["bits_per_byte"]) in (shipped / "README.md").read_text()
