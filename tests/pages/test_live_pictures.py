@@ -26,6 +26,15 @@ def test_shares_of_a_picture_are_shares(widget: str, model: str) -> None:
         assert sum(share for _, share, _ in rows) == pytest.approx(1, abs=1e-5)
 
 
+def test_a_state_of_another_run_moves_the_key() -> None:
+    prompt = "The key is in the [hall|kitchen]. Where is the key? The key is in the _."
+    caption, rows = pictures.picture("move", "worlds", prompt)
+    labels = ["␣hall, before", "␣hall, after", "␣kitchen, before", "␣kitchen, after"]
+    assert [label for label, _, _ in rows] == labels and "[" not in caption
+    shares = [share for _, share, _ in rows]
+    assert min(shares[0], shares[3]) > 0.8 and max(shares[1:3]) < 0.1
+
+
 def test_every_widget_has_a_script_an_invitation_and_a_picture() -> None:
     scripts = {path.stem for path in (widgets.LIVE / "widgets").glob("*.js")}
     assert scripts == set(widgets.INVITATIONS) == set(pictures.PICTURES)

@@ -379,7 +379,7 @@ def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> Non
     assert view.problems == []
 
 
-@pytest.mark.parametrize("widget", ["next", "look", "tour"])
+@pytest.mark.parametrize("widget", ["next", "look", "tour", "move"])
 def test_touch(visit: Visitor, server: str, widget: str) -> None:
     view = visit(width=343)
     page = view.open(f"{server}/{PAGES[widget]}.html")
@@ -389,6 +389,7 @@ def test_touch(visit: Visitor, server: str, widget: str) -> None:
     target = {
         "next": "button.live-bar",
         "look": "button.live-looked",
+        "move": "button.live-looked",
         "tour": ".live-buttons button:last-child",
     }
     page.locator(f"#live-{widget} {target[widget]}").first.tap()

@@ -102,7 +102,8 @@ lm.widgets.move = function (place, { model, tokenizer }) {
     shares.set(key(token), now.first[answer]);
     drawChoices();
     lm.replace(tokens, ...ids.map((id, t) => tokenButton(id, t, t === token)));
-    const shown = [...new Set([...lm.best(whole.first, 3), answer, ...lm.best(now.first, 3)])].slice(0, 4);
+    const likely = [whole, now].flatMap(({ first }) => lm.best(first, 3).filter((id) => first[id] > 0.001));
+    const shown = [...new Set([...likely.slice(0, 3), answer, ...likely])].slice(0, 4);
     answers.replaceChildren(side("As the model reads it", whole, shown), side("With one state replaced", now, shown));
     const [before, after] = [whole.first[answer], now.first[answer]];
     const change = Math.abs(after - before) < 0.005 ? `stays at ${lm.percent(before)}` : `goes from ${lm.percent(before)} to ${lm.percent(after)}`;
