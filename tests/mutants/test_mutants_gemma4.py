@@ -12,7 +12,6 @@ MISTAKES = {
     "models.gemma4:sources": [
         ("from the first of its kind", "enumerate(kinds[:first])}",
          "reversed([*enumerate(kinds[:first])])}"),
-        ("from the last with keys", "last[kind] for", "first - 1 for"),
     ],
     "models.gemma4:Attention.forward": [
         ("scores over the root of D", "q * math.sqrt(self.head_dim)", "q"),
