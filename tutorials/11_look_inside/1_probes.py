@@ -140,7 +140,7 @@ assert share(probed(end, rooms), rooms) > 0.7
 # Compared with what?
 # -------------------
 #
-# Now probe all four tokens behind all four blocks. For comparison, the same with a model of the same shape whose weights
+# Now probe all four tokens behind all four blocks. Beside it, the same with a model of the same shape whose weights
 # are random: it was never trained on anything.
 #
 # **Predict first.** One room in eight is a guess. What does the best probe of the *random* model reach?
@@ -189,6 +189,7 @@ for ax, found, title in zip(
 plt.show()
 
 assert trained[3, 3] > random.max() + 0.2
+assert trained[2, 3] > 0.42 and trained[3, 2] > 0.4
 assert trained[3, 3] > (last == rooms).float().mean() + 0.08
 assert trained.flatten()[:-1].max() < (last == rooms).float().mean()
 assert 0.28 < random.max() < 0.6
@@ -262,8 +263,7 @@ assert mistake > truth + 0.2
 # spends days on such tools, with GPT-2 and with a model of the board game Othello, where the board is known, as our rooms
 # are here. On text it has to trust labels that people gave.
 #
-# A probe says what *could* be read. Whether the model reads it there, no probe can say: the next lesson, on patching,
-# does.
+# A probe says what *could* be read. Whether the model reads it there, no probe can say: `a patch <2_patching.ipynb>`_ does.
 #
 # Exercises
 # ---------
