@@ -40,8 +40,8 @@ def given(
         states = ((normal(g, *shape, dtype=torch.float64) + 0.7) * grows).to(dtype)
         weight = normal(g, shape[-1], dtype=dtype).abs() + 0.3
         head = normal(g, V, shape[-1], scale=0.7, dtype=dtype)
-        exact = [x.double() for x in (states, weight, head)]
-        several = reference(*exact[:2], eps, exact[2], min((k or 3) + 1, V))[0]
+        exact, row, rows = states.double(), weight.double(), head.double()
+        several, _ = reference(exact, row, eps, rows, min((k or 3) + 1, V))
         if bool((several[..., 1:] < several[..., :-1] * (1 - 2e-4)).all()):
             return call(states, weight, eps, head, **more)
 
