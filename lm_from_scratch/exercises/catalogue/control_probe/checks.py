@@ -200,7 +200,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="control_probe", function="control_probe", page="11_look_inside/1_probes", draft=True,
+    name="control_probe", function="control_probe", page="11_look_inside/1_probes",
     minutes=20, difficulty=2,
     outcome="Measure what a probe finds in a model, and what it would find where nothing is.",
     reference=reference, cases=CASES, wrong=planted(WRONG),

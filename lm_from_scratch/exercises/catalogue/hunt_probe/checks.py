@@ -210,7 +210,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="hunt_probe", function="answer_states", page="11_look_inside/1_probes", draft=True,
+    name="hunt_probe", function="answer_states", page="11_look_inside/1_probes",
     minutes=15, difficulty=2, after=("control_probe",),
     outcome="Find the line that tells a probe the answer, from a score that is too high.",
     reference=reference, hunt="a survey of leaks: Kapoor, Narayanan, 2023",
