@@ -23,9 +23,7 @@ from tiny_models import ROPES, enlarge_, ours_from_hf
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
-from lm_from_scratch.cache.interface import NO_CACHE, Cache
 from lm_from_scratch.checkpoint.rope_configs import scaling_from_dict
-from lm_from_scratch.layers.embedding import embedded
 from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3ForCausalLM
 from lm_from_scratch.models.deepseek_v4 import (
@@ -41,7 +39,7 @@ from lm_from_scratch.models.gemma4 import Gemma4ForCausalLM
 from lm_from_scratch.models.gpt2 import GPT2LMHeadModel
 from lm_from_scratch.models.gpt_oss import GptOssForCausalLM
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config, Qwen2ForCausalLM
-from lm_from_scratch.models.qwen3 import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+from lm_from_scratch.models.qwen3 import Qwen3ForCausalLM
 from lm_from_scratch.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeForCausalLM
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextForCausalLM
@@ -307,21 +305,6 @@ def glm4_moe(draw: Random) -> dict[str, Any]:
     )
 
 
-def mellum(draw: Random) -> dict[str, Any]:
-    """All layers dense; a theta for each kind of layer, of which both are there."""
-    config = numbers(draw) | own_width(draw, (16, 24)) | dict(num_hidden_layers=draw.choice([2, 3]))
-    thetas = draw.choice([(1e6, 1e4), (5e5, 100.0), (50.0, 1e6)])
-    return config | dict(
-        layer_types=draw.sample([FULL, SLIDING] * 2, config["num_hidden_layers"]),
-        mlp_layer_types=["dense"] * config["num_hidden_layers"],
-        sliding_window=draw.choice([3, 6]),
-        rope_parameters={
-            kind: {"rope_type": "default", "rope_theta": theta}
-            for kind, theta in zip((FULL, SLIDING), thetas)
-        },
-    )
-
-
 def alone(draw: Random) -> dict[str, Any]:
     """A kind of attention, with or without biases, in a model whose rest is plain."""
     return numbers(draw) | dict(
@@ -360,35 +343,6 @@ def gated(draw: Random) -> dict[str, Any]:
 # ------------------------------------------------------------------ ours, where no folder is read
 
 
-class TwoThetasModel(Qwen3Model):
-    """Qwen3 with a rotation for each kind of layer."""
-
-    rotary_embs: dict[str, RotaryEmbedding]
-
-    def forward(
-        self,
-        idx: Tensor,
-        *,
-        positions: Tensor | None = None,
-        documents: Tensor | None = None,
-        cache: Cache = NO_CACHE,
-    ) -> Tensor:
-        x = embedded(idx, self.embed_tokens)
-        seen = cache.see(x, positions, documents, self.config.windows)
-        rotations = {
-            kind: rotary(seen[0].query_positions, x.dtype)
-            for kind, rotary in self.rotary_embs.items()
-        }
-        for layer, block in enumerate(self.layers):
-            kind = self.config.layer_types[layer]
-            x = block(x, rotations[kind], seen[layer], cache[layer])
-        return self.norm(x)
-
-
-class TwoThetas(Qwen3ForCausalLM):
-    backbone_class = TwoThetasModel
-
-
 def with_partial_rope_(model: Qwen2ForCausalLM, factor: float) -> Qwen2ForCausalLM:
     """The first int(factor * D) features of each head turn."""
     rotary = model.model.rotary_emb
@@ -423,17 +377,6 @@ def partial_rope(theirs: Any) -> Any:
     theta, scaling = scaling_from_dict(rope, theirs.config.max_position_embeddings)
     config = Qwen2Config(**in_our_words(theirs.config), rope_theta=theta, rope_scaling=scaling)
     return by_name(with_partial_rope_(Qwen2ForCausalLM(config), factor), theirs)
-
-
-def two_thetas(theirs: Any) -> Any:
-    c = theirs.config
-    slides = dict(sliding_window=c.sliding_window, layer_types=tuple(c.layer_types))
-    model = TwoThetas(Qwen3Config(**in_our_words(c), **slides))
-    model.model.rotary_embs = {
-        kind: RotaryEmbedding(c.head_dim, rope["rope_theta"])
-        for kind, rope in c.rope_parameters.items()
-    }
-    return by_name(model, theirs)
 
 
 def plain_config(c: Any) -> Qwen2Config:
@@ -487,7 +430,6 @@ FAMILIES: dict[str, Family] = {
     "gemma4_text": Family(gemma4, Gemma4ForCausalLM),
     "gpt_oss": Family(gpt_oss, GptOssForCausalLM),
     "partial RoPE": Family(glm4_moe, Qwen2ForCausalLM, partial_rope, "glm4_moe"),
-    "two thetas": Family(mellum, TwoThetas, two_thetas, "mellum"),
     "gates": Family(gated, GatedForCausalLM, with_gates, "qwen3_next"),
 }
 PUBLISHED = [name for name, family in FAMILIES.items() if family.published]

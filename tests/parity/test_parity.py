@@ -209,7 +209,6 @@ SLIDING = {
     "qwen3_moe",
     "gemma3_text",
     "gemma4_text",
-    "two thetas",
     "gpt_oss",
     "deepseek_v4",
 }

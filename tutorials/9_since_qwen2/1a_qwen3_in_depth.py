@@ -118,34 +118,6 @@ for family, key, value in (
         raise AssertionError(key)
 
 # %%
-# Published sizes
-# ---------------
-#
-# On the meta device a model has shapes and no numbers, so that the largest can be counted at once. The last column is
-# the width of all heads together, beside the width of the model.
-
-from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.models.qwen3 import SIZES, Qwen3Config
-
-counts = {}
-for name, size in SIZES.items():
-    config = Qwen3Config(**size)
-    with torch.device("meta"):
-        model = build(config)
-    counts[name] = sum(p.numel() for p in model.parameters())
-    norms = sum(
-        p.numel()
-        for n, p in model.named_parameters()
-        if "q_norm" in n or "k_norm" in n
-    )
-    width = config.n_head * config.head_dim
-    print(f"{name:11} {counts[name] / 1e9:5.2f} billion weights,", end=" ")
-    print(f"{norms:,} in the new norms, heads {width} / {config.n_embd}")
-    assert norms == 2 * 128 * config.n_layer
-assert round(counts["Qwen3-0.6B"] / 1e9, 1) == 0.6
-assert round(counts["Qwen3-8B"] / 1e9, 1) == 8.2
-
-# %%
 # Where others put the norm
 # -------------------------
 #

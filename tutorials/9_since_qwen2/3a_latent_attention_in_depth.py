@@ -198,41 +198,6 @@ assert multiplications(99, 99, R=10, Dn=16, Dr=4, Dv=16) == (
 # Bytes
 # -----
 #
-# Four tiny models of equal width: the caches themselves say what they hold.
-
-from lm_from_scratch.cache.codec import Quantized
-from lm_from_scratch.models.qwen2 import Qwen2Config
-
-usual = dict(
-    vocab_size=97, n_layer=2, n_head=8, n_embd=64, intermediate_size=64,
-    eos_token_id=None,
-)  # fmt: skip
-latents = DeepseekV3Config(
-    **usual, kv_lora_rank=16, qk_nope_head_dim=8, head_dim=4, v_head_dim=8,
-    q_lora_rank=None, first_k_dense_replace=2,
-)  # fmt: skip
-kinds = {
-    "MHA": Qwen2Config(**usual, n_kv_head=8),
-    "GQA": Qwen2Config(**usual, n_kv_head=2),
-    "MQA": Qwen2Config(**usual, n_kv_head=1),
-    "MLA": latents,
-}
-held = {}
-for name, config in kinds.items():
-    cache = GrowingCache(2, reserve=50)
-    build(config).eval()(torch.ones(1, 50, dtype=torch.long), cache=cache)
-    heads, key, value = config.kv_shape
-    held[name] = cache.nbytes / 50 / 2 / 4
-    print(f"{name}: {held[name]:4.0f} numbers a token in a layer")
-    assert held[name] == heads * (key + value)
-rounded = GrowingCache(2, Quantized(8, group=4), reserve=50)
-build(latents).eval()(torch.ones(1, 50, dtype=torch.long), cache=rounded)
-print(f"MLA in 8 bits, groups of 4: {rounded.nbytes / 50 / 2} bytes a token")
-
-assert held == {"MHA": 128, "GQA": 32, "MQA": 16, "MLA": 20}
-assert rounded.nbytes / 50 / 2 == 20 * (1 + 2)
-
-# %%
 # The sizes that published models chose, and the cache of 131,072 tokens in numbers of 2 bytes. The last column is the
 # cache that the same heads would have without a latent.
 

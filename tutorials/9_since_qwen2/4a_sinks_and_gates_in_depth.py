@@ -2,14 +2,23 @@ r"""
 Sinks and gates in depth
 ========================
 
-Are our sinks and gates those of gpt-oss and Qwen3-Next? What do they cost, who misses a dropped first token, and which
-mistakes do people make with them? The lesson is `where spare attention goes <4_sinks_and_gates.ipynb>`_.
+What do sinks and gates cost, who misses a dropped first token, and which mistakes do people make with them? The lesson is
+`where spare attention goes <4_sinks_and_gates.ipynb>`_. (The tests compare whole models of gpt-oss, Qwen3-Next and Qwen3.5
+with ``transformers``.)
 
-The same module as in transformers
-----------------------------------
+One formula, three readings
+---------------------------
 
-With equal weights, the attention of our gpt-oss gives the result of ``GptOssAttention``, and ``GatedAttention`` that of
-``Qwen3NextAttention``. The tests repeat it for 30 drawn sizes each, with gradients, padding and caches.
+With :math:`L_t` the log-sum-exp of the scores that query :math:`t` sees, a sink :math:`z` multiplies plain attention
+by a number between 0 and 1:
+
+.. math::
+
+   y_t = \sigma(L_t - z) \; \mathrm{Attention}(q_t, K, V)
+
+So a sink *is* a gate, one for each head and query, that opens where keys fit. And it is one more key in front of the
+others, with a value of zero. That third reading is the fast one: torch's kernel computes it, if queries and keys
+get a feature more that makes their product :math:`z`.
 """
 
 # sphinx_gallery_needs = ["4_sinks_and_gates"]
@@ -19,11 +28,6 @@ import time
 
 import torch
 import torch.nn.functional as F
-from transformers import GptOssConfig, Qwen3NextConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
-from transformers.models.qwen3_next.modeling_qwen3_next import (
-    Qwen3NextAttention,
-)
 
 from lm_from_scratch.attention.attention import formula_attention
 from lm_from_scratch.attention.sinks import (
@@ -32,70 +36,12 @@ from lm_from_scratch.attention.sinks import (
 )
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.interface import NO_CACHE
-from lm_from_scratch.layers.rope import RotaryEmbedding
-from lm_from_scratch.models.gated_attention import (
-    GatedAttention,
-)
-from lm_from_scratch.models.gpt_oss import Attention as SinkAttention
+from lm_from_scratch.models.gated_attention import GatedAttention
 from lm_from_scratch.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 
-sizes = dict(n_embd=24, n_head=6, n_kv_head=2, head_dim=8)
-sizes |= dict(qkv_bias=True, o_bias=True)
-words = dict(
-    hidden_size=24,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=8,
-    attention_bias=True,
-    num_hidden_layers=1,
-    layer_types=["full_attention"],
-    attn_implementation="eager",
-)
-torch.manual_seed(0)
-x, at = torch.randn(2, 7, 24), torch.arange(7)[None]
+at = torch.arange(7)[None]
 seen = Visibility(at, at, dense=True)
-triangle = torch.full((7, 7), -torch.inf).triu(1)[None, None]
-cos, sin = RotaryEmbedding(8)(at, torch.float32)  # (1, 1, T, 4)
-twice = [torch.cat([half[:, 0]] * 2, dim=-1) for half in (cos, sin)]
-
-
-def pair(ours, theirs, rotation):
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.normal_(0, 0.25)
-        ours.load_state_dict(theirs.state_dict())
-        y = ours(x, (cos, sin), seen, NO_CACHE)
-        error = (y - theirs(x, rotation, triangle)[0]).abs().max()
-    print(f"{type(theirs).__name__:20} largest error {error:.0e}")
-    assert error < 5e-5
-    return ours
-
-
-sinks = pair(
-    SinkAttention(Qwen2Config(**sizes)),
-    GptOssAttention(GptOssConfig(**words), 0),
-    (cos[:, 0], sin[:, 0]),
-)
-gates = pair(
-    GatedAttention(Qwen2Config(**sizes)),
-    Qwen3NextAttention(Qwen3NextConfig(**words), 0),
-    twice,
-)
-
-# %%
-# One formula, three readings
-# ---------------------------
-#
-# With :math:`L_t` the log-sum-exp of the scores that query :math:`t` sees, a sink :math:`z` multiplies plain attention
-# by a number between 0 and 1:
-#
-# .. math::
-#
-#    y_t = \sigma(L_t - z) \; \mathrm{Attention}(q_t, K, V)
-#
-# So a sink *is* a gate, one for each head and query, that opens where keys fit. And it is one more key in front of the
-# others, with a value of zero. That third reading is the fast one: torch's kernel computes it, if queries and keys
-# get a feature more that makes their product :math:`z`.
+triangle = torch.full((7, 7), -torch.inf).triu(1)
 
 torch.manual_seed(0)
 q = torch.randn(1, 6, 7, 8).double()
@@ -148,26 +94,9 @@ for attend in (sink_attention, formula_sink_attention):
     print(f"{attend.__name__:24} {took / plain:.1f} times plain attention")
 
 # %%
-# What it costs in parameters is one number a head for sinks, and half as many again as the query and output
-# projections have for gates:
-
-for name, kind, shape in (
-    ("gpt-oss-20b", SinkAttention, (2880, 64, 8, 64, True)),
-    ("Qwen3-Next-80B", GatedAttention, (2048, 16, 2, 256, False)),
-):
-    C, H, Hkv, D, bias = shape
-    config = Qwen2Config(
-        n_embd=C, n_head=H, n_kv_head=Hkv, head_dim=D, qkv_bias=bias,
-        o_bias=bias,
-    )  # fmt: skip
-    with torch.device("meta"):
-        count = sum(p.numel() for p in kind(config).parameters())
-    extra = H if kind is SinkAttention else C * H * D
-    print(f"{name:15} {count:,} in one layer, {extra:,} of them are new")
-    assert extra == (64 if kind is SinkAttention else 8_388_608)
-
-# %%
-# Neither adds a byte to the cache. A sink has no position and no slot, and a gate belongs to the token that looks.
+# A sink is one number for each head; gates take half as many weights again as the projections of queries and outputs
+# (`Read any config <9_any_config.ipynb>`_ counts them). Neither adds a byte to the cache: a sink has no position and no slot,
+# and a gate belongs to the token that looks.
 #
 # A window that drops the first token
 # -----------------------------------
@@ -222,22 +151,10 @@ print("positions held after 97 tokens:", held[held >= 0].tolist())
 assert sorted(held[held >= 0].tolist()) == [0, 1, 92, 93, 94, 95, 96]
 
 # %%
-# What published models chose
-# ---------------------------
-#
-# * gpt-oss has a sink in every head of every block; every second block sees 128 keys.
-# * Qwen3-Next has gates in its blocks with full attention, one for each feature, from the same projection as the query.
-# * StreamingLLM trains nothing, and keeps four tokens of a finished model.
-#
 # Bug museum
 # ----------
 #
 # Each of these mistakes runs, and trains. Here they are measured on one small layer, against the right result.
-
-published = GptOssConfig()
-assert {*published.layer_types[::2]} == {"sliding_attention"}
-assert {*published.layer_types[1::2]} == {"full_attention"}
-assert published.sliding_window == 128
 
 torch.manual_seed(1)
 q = torch.randn(1, 6, 7, 8)
@@ -286,8 +203,7 @@ assert wrong_by(sink_attention(q, k, v, seen, z[order])) > 0.05
 # ~~~~~~~~~~~~~~~~~~~~~
 #
 # A kernel took sinks, and the code that called it said ``use_sinks = false`` (M59). There is no error; the text only
-# gets worse. The comparison with ``transformers`` at the top of this page finds it, with sinks of random size; with sinks of
-# 0 it would, too, since a sink of 0 is not none.
+# gets worse. A comparison with ``transformers`` finds it, even with sinks of 0, since a sink of 0 is not none.
 
 assert wrong_by(sink_attention(q, k, v, seen, torch.full((6,), -1e4))) > 0.05
 
@@ -305,7 +221,9 @@ gate_places(4)
 # %%
 # With one head both cuts are the same, so a test needs two.
 
-rows = gates.q_proj(x)  # (B, T, 2 * H * D)
+sizes = dict(n_embd=24, n_head=6, n_kv_head=2, head_dim=8)
+gates = GatedAttention(Qwen2Config(**sizes))
+rows = gates.q_proj(torch.randn(2, 7, 24))  # (B, T, 2 * H * D)
 query, gate = rows.view(2, 7, 6, 16).chunk(2, dim=-1)
 wrong_query, wrong_gate = rows.chunk(2, dim=-1)
 same = (wrong_gate.view(2, 7, 6, 8) == gate).all(dim=(0, 1, 3))

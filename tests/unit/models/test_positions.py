@@ -17,16 +17,20 @@ from lm_from_scratch.layers.rope import RotaryEmbedding, apply_partial_rope, app
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 from lm_from_scratch.models.smollm3 import SmolLM3Config
 
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+TURNS = {
+    "smollm3": PLAIN,
+    "partial RoPE": PLAIN | {"partial_rotary_factor": 0.5},
+    "gemma3_text": {FULL: PLAIN, SLIDING: PLAIN | {"rope_theta": 100.0}},
+}
 
-@pytest.mark.parametrize("family", ["smollm3", "partial RoPE", "two thetas"])
+
+@pytest.mark.parametrize("family", TURNS)
 @torch.no_grad()
 def test_only_distances_matter_whatever_turns(family: str) -> None:
     """A text moved by 1000 places has the same logits, in float64."""
-    plain = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    changes = {} if family == "two thetas" else dict(rope_parameters=plain)
-    if family == "smollm3":
-        del plain["partial_rotary_factor"]
-    model = FAMILIES[family].convert(theirs(family, 3, **changes)).double()
+    twin = theirs(family, 3, rope_parameters=TURNS[family])
+    model = FAMILIES[family].convert(twin).double()
     idx, positions = token_ids(2, 12), torch.arange(12).expand(2, -1)
     here, there = model(idx, positions=positions), model(idx, positions=positions + 1000)
     torch.testing.assert_close(there, here, atol=1e-9, rtol=0)
