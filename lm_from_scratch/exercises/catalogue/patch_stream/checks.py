@@ -193,7 +193,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="patch_stream", function="patch_stream", page="11_look_inside/2_patching", draft=True,
+    name="patch_stream", function="patch_stream", page="11_look_inside/2_patching",
     minutes=15, difficulty=1,
     outcome="Put a state of another run into a run, at one place, and let it go on from there.",
     reference=reference, cases=CASES, wrong=planted(WRONG),
