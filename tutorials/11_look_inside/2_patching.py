@@ -3,7 +3,15 @@ Change one thought
 ==================
 
 Two stories differ in one word. In the first Mia has the key, in the second Tom has it. The model reads the *first*.
-At one token, in front of one block, we put in its state from the second. Whom will it name?
+At one token, in front of one block, we put in its state from the second. Whom will it name? Try it, with these stories and
+with others:
+
+.. live:: move
+   :model: worlds
+   :prompt: Mia is in the hall. Tom is in the garden. The key is in the [hall|kitchen]. Where is the key? The key is in the _. Where is Mia? Mia is in the _.
+   :starts:
+
+In the picture below each cell is one choice of a token and a block.
 """
 
 # sphinx_gallery_needs = ["1_probes"]
