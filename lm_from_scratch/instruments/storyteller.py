@@ -5,18 +5,11 @@ wrong in the stories that it tells.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
 from random import Random
-
-import torch
-from torch import Tensor
 
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY, Sampler
-from lm_from_scratch.instruments.record import record_hidden_states
 from lm_from_scratch.models.interface import CausalLM
-from lm_from_scratch.models.modes import evaluating
-from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.plots import PlotConfig, config_of_corpus, make_plot
 from lm_from_scratch.text.story_grammar import PEOPLE, QUESTIONS, Sentence, cut, read, write
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -90,30 +83,3 @@ def told(
     reports = [check(story) for story in stories]
     whole = sum(report.sentences > 0 and not report.faults for report in reports)
     return stories, sum(reports, Report()), whole
-
-
-@torch.no_grad()
-def states_at(
-    model: CausalLM, tokenizer: Tokenizer, texts: Sequence[Sequence[str]], rows: int = 64
-) -> list[Tensor]:
-    """The hidden states at the end of each part of each text: a tensor (N, P, C) for N texts of P
-    parts, for the embeddings, for each block, and for the final norm.
-
-    Each part becomes tokens alone, so it should end where a token ends. Raises ``ValueError`` for
-    texts of different numbers of parts.
-    """
-    if len({len(parts) for parts in texts}) != 1:
-        raise ValueError(
-            f"the texts have {sorted({len(parts) for parts in texts})} parts, not one number"
-        )
-    states_of: list[list[Tensor]] = []
-    for start in range(0, len(texts), rows):
-        ids = [[tokenizer.encode(part) for part in parts] for parts in texts[start : start + rows]]
-        first = tokenizer.start("")  # what stands in front of every text
-        ends = torch.tensor([list(accumulate(map(len, row))) for row in ids]) + len(first) - 1
-        batch = padded_batch([[*first, *chain(*row)] for row in ids], pad_token_id=0)
-        with evaluating(model), record_hidden_states(model) as states:
-            model(batch.idx, positions=batch.positions)
-        row = torch.arange(len(ids))[:, None]
-        states_of.append([layer[0][row, ends] for layer in states])
-    return [torch.cat(layer) for layer in zip(*states_of, strict=True)]

@@ -13,7 +13,7 @@ Below are the lines of a story: the room of everyone, and of the key, after each
 """
 
 # sphinx_gallery_needs = ["../1_gpt2/5_sampling", "../2_qwen2/4_qwen2"]
-# sphinx_gallery_words = ["linear probe", "probing", "world model", "state tracking", "bAbI", "TinyStories", "interpretability", "hallucination", "consistency", "does a language model understand", "does it think", "what does a model know", "common sense", "just statistics", "stochastic parrot", "parrot", "reason", "can it reason", "mind of a model", "read the mind", "thoughts", "where is information stored", "knowledge stored in the weights", "inner state", "internal representation", "what is inside the vectors", "meaning", "comprehension", "understanding", "Othello"]
+# sphinx_gallery_words = ["world model", "state tracking", "bAbI", "TinyStories", "interpretability", "hallucination", "consistency", "does a language model understand", "does it think", "what does a model know", "common sense", "just statistics", "stochastic parrot", "parrot", "reason", "can it reason", "mind of a model", "thoughts", "knowledge stored in the weights", "meaning", "comprehension", "understanding", "Othello"]
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.instruments.plot import GREY, figure
@@ -231,108 +231,21 @@ for language in ("english", "chinese"):
 # Look inside
 # -----------
 #
-# When the answer is right, where was it kept? Perhaps the model has a map, and brings it up to date after every
-# sentence. Then the room of the key must be in its state, the 128 numbers after a block, at the full stop of the last
-# sentence.
+# When the answer is right, where was it kept? Perhaps the model has a map, and brings it up to date after every sentence.
+# Perhaps it looks the room up when it has to say it.
 #
-# A *linear probe* looks for it: one matrix, fitted to read the room off the states of some stories, then tried on
-# others. We probe the state after each block at three places of the text, the ends of these three parts:
-
-from random import Random
-
-import torch
-
-from lm_from_scratch.text.plots import PlotConfig, make_plot
-from lm_from_scratch.text.story_grammar import ROOMS, Sentence, write
-
-config = PlotConfig(people=2, rooms=3, boxes=1, things=2, events=6, ask=0)
-
-
-def key_stories(n, seed):
-    rng, texts, labels = Random(seed), [], []
-    while len(texts) < n:
-        plot, world = make_plot(config, rng)[:-2], World()
-        for sentence in plot:
-            world.follow(sentence)
-        if "key" in world.place:
-            answer = write([world.answer(Sentence("where", ("key",)))])
-            room = world.chain("key")[-1]
-            begun = answer[: answer.rindex(room) - 1]
-            texts.append([write(plot), " Where is the key?", f" {begun}"])
-            labels.append(list(ROOMS).index(room))
-    return texts, torch.tensor(labels)
-
-
-for part in key_stories(1, seed=0)[0][0]:
-    print(part[-42:])
-
-# %%
-# **Predict first.** Of eight rooms, guessing finds one in eight. Where does the probe find the room of the key?
-#
-# * At all three places: the model has followed the story.
-# * From the question on: the model looks when it is asked.
-# * Before the room alone: the model looks when it has to say it.
-
-from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.inside.probe import fit_probe
-from lm_from_scratch.instruments.storyteller import states_at
-
-
-def probed(some_model, seed):
-    texts, y = key_stories(150, seed)
-    new_texts, new_y = key_stories(120, 1000 + seed)
-    states = states_at(some_model, tokenizer, texts)
-    new_states = states_at(some_model, tokenizer, new_texts)
-    found = torch.zeros(len(states), 3)
-    for block, (x, new_x) in enumerate(zip(states, new_states)):
-        for p in range(3):  # x is (N, 3, C)
-            probe = fit_probe(x[:, p], y, 8, steps=40)
-            found[block, p] = probe.accuracy(new_x[:, p], new_y)
-    return found
-
-
-torch.manual_seed(0)
-untrained = [build(model.config) for _ in range(3)]
-random = torch.stack([probed(m, i) for i, m in enumerate(untrained)])
-trained = torch.stack([probed(model, i) for i in range(3)])
-
-best = trained.amax(1).mean(0), random.amax(1).mean(0)
-print("best block, worlds ", [f"{x:.0%}" for x in best[0]])
-print("best block, random ", [f"{x:.0%}" for x in best[1]])
-
-fig, axes = figure(4.8, 5.2, rows=3)
-titles = ("After the last sentence", "After the question", "Before the room")
-for p, (ax, title) in enumerate(zip(axes, titles)):
-    ax.plot(trained[:, 1:, p].mean(0), "o-", label="worlds")
-    ax.plot(random[:, 1:, p].mean(0), "s--", label="random weights")
-    ax.axhline(1 / 8, color=GREY, linewidth=1)
-    ax.set(title=title, ylim=(0, 1), ylabel="rooms found")
-    ax.set_xticks(range(5), [*"0123", "norm"])
-axes[2].set_xlabel("block")
-axes[0].legend(fontsize=9)
-plt.show()
-assert trained[:, -1, 2].mean() > random[:, :, 2].mean(0).max() + 0.2
-assert trained[:, 1:, 0].max() < random[:, 1:, 0].mean()
-
-# %%
-# Before the room alone. There the probe finds the room of the key in most stories, and far more often than in a model
-# with random weights.
-#
-# After the last sentence it finds the room *less* often than with random weights, and this is the trap of every probe. A
-# model with random weights averages its tokens, so its states still say which words were in the story, and with three
-# rooms that is worth one in three. Compare with chance alone, and you would say that random weights know where the key is.
-#
-# So the model keeps no map. It looks the room up at the moment when it has to say it, block by block: attention fetches
-# it then. A model learns what its loss asks of it, at the token where it is asked.
+# Whoever knows the world can tell. `What does it know, and where? <../11_look_inside/1_probes.ipynb>`_ reads the room off the
+# model's states, and finds no map at its full stops. `Change one thought <../11_look_inside/2_patching.ipynb>`_ gives the key to somebody
+# else, inside the model alone.
 #
 # Exercises
 # ---------
 #
-# 1. *Easy.* Ask with ``PlotConfig(people=6, rooms=6, events=16)`` in ``new_plots``. Does the curve go on as 1/n does? A
+# 1. *Easy.* Ask with ``PlotConfig(people=6, rooms=6, events=16)`` of ``text/plots.py`` in ``new_plots``. Does the curve go on as 1/n does? A
 #    good answer compares both at five and six rooms.
 # 2. *Easy.* Write a story with one mistake in Chinese and let ``check`` of ``text/worlds.py`` find it.
 # 3. *Hard.* Train for longer: ``python -m lm_from_scratch train --preset worlds --steps 18000 --out build/worlds``. When
-#    does the model know who has the key? Does a map appear?
+#    does the model know who has the key?
 #
 # Summary
 # -------
@@ -340,4 +253,4 @@ assert trained[:, 1:, 0].max() < random[:, 1:, 0].mean()
 # * Fluency comes first: nearly all sentences are grammatical, and many of the events in them could not happen. A program
 #   that knows the world can count that.
 # * An answer that spells out its steps needs only one look for each.
-# * A probe proves something only if it beats the same probe on random weights. Even there, words alone beat chance.
+# * Where the truth is known, whatever is claimed of a model can be scored: its stories, its answers, its states.

@@ -16,7 +16,7 @@ key is, so every claim gets a score.
 """
 
 # sphinx_gallery_needs = ["../10_after_pretraining/6_worlds", "../1_gpt2/6_attention_maps"]
-# sphinx_gallery_words = ["linear probe", "probing classifier", "diagnostic classifier", "control task", "selectivity", "random baseline", "mechanistic interpretability", "latent knowledge", "eliciting latent knowledge", "does it know more than it says", "where is information stored", "hidden knowledge", "representation", "TransformerLens", "ARENA", "run_with_cache", "Alain and Bengio", "Hewitt and Liang"]
+# sphinx_gallery_words = ["linear probe", "probing", "inner state", "internal representation", "what is inside the vectors", "read the mind", "probing classifier", "diagnostic classifier", "control task", "selectivity", "random baseline", "mechanistic interpretability", "latent knowledge", "eliciting latent knowledge", "does it know more than it says", "where is information stored", "hidden knowledge", "representation", "TransformerLens", "ARENA", "run_with_cache", "Alain and Bengio", "Hewitt and Liang"]
 import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped

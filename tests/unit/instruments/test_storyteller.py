@@ -1,12 +1,11 @@
-"""A storyteller is asked what it should be asked, and its states are those of its sentences."""
+"""A storyteller is asked what it should be asked, and its stories are judged."""
 
 import pytest
 import torch
 from tiny_models import tiny_qwen2
 
 from lm_from_scratch.instruments import storyteller
-from lm_from_scratch.instruments.record import record_hidden_states
-from lm_from_scratch.instruments.storyteller import answered, answers, new_plots, states_at, told
+from lm_from_scratch.instruments.storyteller import answered, answers, new_plots, told
 from lm_from_scratch.text.plots import PlotConfig, stories
 from lm_from_scratch.text.story_grammar import LANGUAGES, QUESTIONS, write
 from lm_from_scratch.text.tokenizer import Tokenizer
@@ -57,29 +56,3 @@ def test_stories_begin_with_a_name_and_are_judged() -> None:
         story[:2] in ("", *["米娅", "汤姆", "安娜", "保罗"]) for story in found
     )
     assert whole == 0 and report.readable < report.sentences  # it has learned nothing
-
-
-def test_states_are_those_at_the_end_of_each_part() -> None:
-    torch.manual_seed(0)
-    net = model().double()
-    texts = [
-        ["Mia is in the hall.", " Where is", " Mia?"],
-        ["Tom has nothing.", "谁", "拿着钥匙？"],
-    ]
-    texts.append([texts[0][0] * 5, " Mia", " runs"])
-    states = states_at(net, TOKENIZER, texts, rows=2)
-    assert len(states) == net.config.n_layer + 2 and states[0].shape == (3, 3, net.config.n_embd)
-    for n, parts in enumerate(texts):
-        for p in range(3):
-            ids = TOKENIZER.start("")
-            for part in parts[: p + 1]:
-                ids = ids + TOKENIZER.encode(part)
-            with torch.no_grad(), record_hidden_states(net) as alone:
-                net(torch.tensor([ids]))
-            for layer, one in zip(states, alone, strict=True):
-                torch.testing.assert_close(layer[n, p], one[0][0, -1])
-
-
-def test_texts_of_different_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the texts have \[1, 2\] parts, not one number"):
-        states_at(model(), TOKENIZER, [["Mia"], ["Mia", " runs"]])
