@@ -1,0 +1,257 @@
+r"""
+What would it say if it stopped here?
+=====================================
+
+"Where is Mia? Mia is in the": the model ``worlds`` has four blocks to find the room. A *lens* asks what it would say after
+fewer of them. Each row below shows the likeliest next words, read off the state in front of a block; the last row is
+what the model really says.
+"""
+
+# sphinx_gallery_needs = ["3_lookup_heads"]
+# sphinx_gallery_words = ["logit lens", "tuned lens", "Jacobian lens", "early exit", "intermediate predictions", "what does each layer predict", "residual stream", "unembedding", "latent predictions", "layer by layer", "mechanistic interpretability", "calibration", "confidence of a lens", "read the thoughts of a model", "linear relational embedding", "translator", "decode hidden states", "when does a model know the answer"]
+import matplotlib.pyplot as plt
+import torch
+
+from lm_from_scratch.checkpoint.weights import load_shipped
+from lm_from_scratch.inside.lens import jacobian_lens, logit_lens, tuned_lens
+from lm_from_scratch.inside.probe import fit_probe
+from lm_from_scratch.inside.sites import activations, stream_sites
+from lm_from_scratch.instruments import plot
+from lm_from_scratch.instruments.storyteller import new_plots
+from lm_from_scratch.text.asked import batch, two_questions
+from lm_from_scratch.text.story_grammar import write
+
+model, tokenizer = load_shipped("worlds")
+model = model.float().requires_grad_(False)
+logit, places = logit_lens(model), range(5)
+
+
+def states(idx, **positions):  # logits, and the stream at every place
+    logits, kept = activations(model, idx, stream_sites(model), **positions)
+    return logits, torch.stack(list(kept.values()))  # (5, B, T, C)
+
+
+story = "Mia is in the hall. Tom is in the attic. Mia goes to the garden."
+ids = tokenizer.start(f"{story} Where is Mia? Mia is in the")
+logits, h = states(torch.tensor([ids]))
+said = torch.stack([logit(l, h[l, 0, -8:]).softmax(-1) for l in places])
+likely, words = said.max(-1)  # (5, 8)
+
+fig, (ax,) = plot.figure(4.8, 2.8)
+ax.imshow(likely.numpy(), cmap=plot.blues(), vmin=0, vmax=1.5, aspect="auto")
+for l, row in enumerate(words.tolist()):
+    for t, word in enumerate(tokenizer.pieces(row)):
+        ax.text(t, l, word.strip(), ha="center", va="center", fontsize=8)
+ax.set_xticks(range(8), tokenizer.pieces(ids[-8:]), fontsize=8)
+ax.set_yticks(places, ["block 0", *"123", "end"], fontsize=8)
+ax.set(title="The logit lens", xlabel="after this token", ylabel="in front of")
+ax.grid(False)
+plt.show()
+assert tokenizer.pieces(words[-1].tolist())[-1] == " garden"
+
+# %%
+# In the last column, "garden" comes in the last row. Did the model think of another room before, or is that the lens?
+# On other models nobody knows. Here the right room is known, so a lens can be scored.
+#
+# Three lenses
+# ------------
+#
+# A block only *adds* to the stream. So the model's last norm and head can be given a state from earlier on: that is the
+# *logit lens*, and it has no parameters.
+#
+# But a state in the middle is not made for the head. The *tuned lens* has a matrix and a shift for each place, fitted until
+# its words are most like those of the model's end. The *Jacobian lens* has a matrix that is not fitted: the mean
+# effect of a small change of the state on what the model is about to say.
+
+texts = [tokenizer.start(write(story)) for story in new_plots(90)]
+rows = torch.tensor([text[:64] for text in texts if len(text) >= 64])
+reading, others = rows[:40], rows[40:56]
+lenses = {
+    "logit": logit,
+    "tuned": tuned_lens(model, reading, steps=60),
+    "Jacobian": jacobian_lens(model, reading[:3]),
+}
+assert len(others) == 16
+
+# %%
+# Do they sound like the model?
+# -----------------------------
+#
+# The usual score of a lens asks how far its words are from those of the model's end, in Kullback-Leibler divergence, on
+# texts it was not fitted to.
+#
+# **Predict first.** In front of block 1, which lens is nearest to the end?
+#
+# * the logit lens, which changes nothing
+# * the tuned lens
+# * the Jacobian lens
+
+logits, h = states(others)
+end = logits.log_softmax(-1)
+far, agrees = {}, {}
+for name, lens in lenses.items():
+    said = [lens(l, h[l]).log_softmax(-1) for l in places]
+    far[name] = [(end.exp() * (end - s)).sum(-1).mean().item() for s in said]
+    same = [(s.argmax(-1) == end.argmax(-1)).float().mean() for s in said]
+    agrees[name] = [share.item() for share in same]
+    print(f"{name:9}", *(f"{d:6.2f}" for d in far[name]))
+
+fig, (ax,) = plot.figure(4.8, 2.8)
+for name, style in zip(far, ("o-", "s--", "D:")):
+    ax.plot(places, agrees[name], style, label=name)
+ax.set_xticks(places, [*"0123", "end"])
+ax.set(
+    xlabel="in front of block", ylabel="same word as the end", ylim=(0, 1.05)
+)
+ax.set_title("The likeliest word is that of the end")
+ax.legend(fontsize=9)
+plt.show()
+for l in range(4):
+    assert far["tuned"][l] < 0.6 * min(far["logit"][l], far["Jacobian"][l])
+    assert agrees["tuned"][l] > max(agrees["logit"][l], agrees["Jacobian"][l])
+assert agrees["tuned"][3] > 0.75
+
+# %%
+# The tuned lens, by far and everywhere. In front of block 3 it says the word of the end in about four of five places. It was
+# fitted to do just that.
+#
+# Do they know the room?
+# ----------------------
+#
+# Now the score that needs the truth. Each story is asked about two people who are in different rooms, as in
+# `heads that look things up <3_lookup_heads.ipynb>`_. Beside the lenses stands a probe, which was fitted to the right rooms
+# of other stories.
+#
+# **Predict first.** In front of block 3 the tuned lens nearly sounds like the model, which is right in about 78 % of the
+# stories. In how many does it name the right room there?
+#
+# * in about 80 %
+# * in about 40 %, like a guess among the rooms of the story
+# * in one of eight
+
+
+def last_states(n, seed):
+    pairs = two_questions(n, seed=seed)
+    q = batch([story for pair in pairs for story in pair], tokenizer)
+    return q, states(q.idx, positions=q.positions)[1][:, :, -1]  # (5, B, C)
+
+
+q, h = last_states(60, seed=1)
+other, other_h = last_states(100, seed=101)
+found = {
+    name: torch.stack([q.said(lens(l, h[l])) for l in places])
+    for name, lens in lenses.items()
+}
+probes = [fit_probe(x, other.rooms, 8, decay=1e-2) for x in other_h]
+found["probe"] = torch.stack([probes[l](h[l]).argmax(-1) for l in places])
+right = {name: (said == q.rooms).float() for name, said in found.items()}
+both = {name: r.view(5, -1, 2).amin(-1).mean(1) for name, r in right.items()}
+for name in right:
+    print(f"{name:9}", *(f"{x:4.0%}" for x in right[name].mean(1)), end="   ")
+    print("both:", *(f"{x:4.0%}" for x in both[name]))
+
+named = torch.stack([(q.idx == word).any(1) for word in q.words], 1)
+guess = (1 / named.sum(1)).mean().item()
+fig, (ax,) = plot.figure(4.8, 2.8)
+for name, style in zip(right, ("o-", "s--", "D:", "^-")):
+    ax.plot(places, right[name].mean(1), style, label=name)
+ax.axhline(guess, color=plot.GREY, linewidth=1)
+ax.set_xticks(places, [*"0123", "end"])
+ax.set(xlabel="in front of block", ylabel="right rooms", ylim=(0, 1))
+ax.set_title("The right room; grey: a guess in the story")
+ax.legend(fontsize=9)
+plt.show()
+for name in right:
+    assert right[name][3].mean() < guess + 0.15
+    assert right[name][4].mean() > right[name][3].mean() + 0.2
+    assert both[name][3] < 0.25 and both[name][4] > 0.4
+
+# %%
+# In about 40 %, like a guess among the rooms of the story. The probe does no better, although it was told the right
+# rooms: the room is not there yet. It is looked up in block 3, by the three heads of the lesson before.
+#
+# A guess can be right by luck, and never for both questions of a story. The column "both" shows it: hardly any
+# before block 3, half of the stories and more at the end.
+#
+# Most words of a story can be told from the words just before them, and there the tuned lens is good. To agree
+# with the model in four of five words says nothing about the fifth.
+#
+# How sure are they?
+# ------------------
+#
+# A lens gives probabilities. It *claims* a room if its likeliest word is one. Where nothing can be known, a claim
+# should at least be unsure of itself.
+#
+# **Predict first.** In front of block 0 the state is the last token, "the", and nothing else. What does the tuned lens say
+# there?
+#
+# * that it does not know: no room at all
+# * the same room for all stories
+# * a room of the story
+
+claims = {}
+for name, lens in lenses.items():
+    for l in (0, 3):
+        sure, word = lens(l, h[l]).softmax(-1).max(-1)
+        room = torch.isin(word, q.words)
+        true = word == q.words[q.rooms]
+        claims[name, l] = room, sure[room], true[room].float(), word[room]
+
+for (name, l), (room, sure, true, _) in claims.items():
+    print(f"{name:9} block {l}: a room in {room.float().mean():4.0%}", end="  ")
+    print(f"sure {sure.mean():4.0%}  right {true.mean():4.0%}")
+_, sure, _, word = claims["tuned", 0]
+print(tokenizer.pieces(word.unique().tolist()))
+
+assert len(word.unique()) == 1 and sure.mean() < 0.2
+gap = {
+    name: claims[name, 3][1].mean() - claims[name, 3][2].mean()
+    for name in lenses
+}
+assert all(
+    claims[name, 3][0].float().mean() > 0.9 for name in ("logit", "tuned")
+)
+assert gap["logit"] > 0.08 and gap["tuned"] < gap["logit"] - 0.06
+assert abs(gap["tuned"]) < 0.15
+assert max(claims[name, 3][2].mean() for name in lenses) < 0.55
+
+# %%
+# The same room for all stories: the state is the same in all of them (and "nan" is where a lens claims no room). A reader of this lens would have seen the model "think
+# of the bathroom" before it had read the story. But the lens is only 10 % sure: it says what usually follows "the".
+#
+# In front of block 3 the logit lens and the tuned lens claim a room in nearly every story, and more than half of these claims are
+# false. The tuned lens is about as sure as it is right. The logit lens is surer than that: it reads a state with a
+# head that was made for another, and nothing keeps its probabilities honest.
+#
+# So a word in a lens is not yet a thought of the model. Read its probability, and ask what a reader could know at that
+# place.
+#
+# How others do it
+# ----------------
+#
+# The logit lens comes from `a blog post of 2020 <https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens>`_
+# on GPT-2. With TransformerLens it takes three lines, as in the ARENA course. Belrose et al. (2023, `the tuned lens
+# <https://arxiv.org/abs/2303.08112>`_) publish a package of that name with fitted lenses for well-known models; fitting one
+# for a large model takes a GPU, here it takes seconds. Hernandez et al. (2023, `on mean Jacobians
+# <https://arxiv.org/abs/2308.09124>`_) use the mean Jacobian for one relation at a time, from a name to its answer.
+#
+# They score a lens by its distance from the model's end, and by whether what moves the lens moves the model, too.
+# Whether it is *true* can be scored for facts with one known answer. Here it is for every story, and at each place
+# it is known what could be known.
+#
+# Exercises
+# ---------
+#
+# 1. *Easy.* Fit the tuned lens for 10 steps and for 200. A good answer says which of the scores of this page improve, and
+#    which do not.
+# 2. *Easy.* Take the stories of ``asked(100)``, about the key, in place of ``two_questions``. A good answer says whether
+#    the probe still does no better than the lenses in front of block 3.
+# 3. *Hard.* Silence the three lookup heads with ``silence`` and ``edited``. A good answer shows what the last row of the first
+#    figure becomes, and whether the lens in front of block 3 notices.
+#
+# Summary
+# -------
+#
+# * A lens reads the words off a state: as it is, through a fitted map, or through the mean Jacobian.
+# * A lens that agrees with the model nearly everywhere can still be wrong at the one word that matters.
+# * A claim counts by what could be known there and by how sure it is. Before the look-up every room is a guess.
