@@ -37,7 +37,7 @@ story = "Mia is in the hall. Tom is in the attic. Mia goes to the garden."
 ids = tokenizer.start(f"{story} Where is Mia? Mia is in the")
 one = look(torch.tensor([ids]))[0].flatten(0, 1)  # (L * H, T)
 
-words = tokenizer.pieces(ids)
+words = ["⊢", *tokenizer.pieces(ids[1:])]
 heads = [f"{l}.{h}" for l in range(L) for h in range(H)]
 fig, (ax,) = plot.figure(4.8, 4.2)
 ax.imshow(one.numpy(), cmap=plot.blues(), vmin=0, vmax=1, aspect="auto")
@@ -50,7 +50,7 @@ assert {words[one[i].argmax()] for i in (12, 13, 15)} == {" garden"}
 assert words[one[1].argmax()] == " in" and words[one[10].argmax()] == " Mia"
 
 # %%
-# In the last block, 3.0, 3.1 and 3.3 look at "garden", the right room. Others have jobs of their own: 0.1 looks at the token
+# ⊢ is the start of the text. In the last block, 3.0, 3.1 and 3.3 look at "garden", the right room. Others have jobs of their own: 0.1 looks at the token
 # before, 2.2 at the name that is asked for.
 #
 # One story proves nothing. The lesson on `attention maps <../1_gpt2/6_attention_maps.ipynb>`_ gave each habit a
