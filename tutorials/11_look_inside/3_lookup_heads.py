@@ -9,7 +9,7 @@ Each row below is one of its 16 heads, and shows where that head looks at the mo
 head 0 of block 3.
 """
 
-# sphinx_gallery_needs = ["../1_gpt2/6_attention_maps", "../10_after_pretraining/6_worlds"]
+# sphinx_gallery_needs = ["2_patching", "../1_gpt2/6_attention_maps"]
 # sphinx_gallery_words = ["circuit", "circuits", "circuit discovery", "mechanistic interpretability", "induction head", "copying head", "name mover head", "retrieval head", "path patching", "mean ablation", "ablate a head", "which head does what", "direct logit attribution", "backup heads", "redundant heads", "OV circuit", "QK circuit", "query composition", "Q-composition", "TransformerLens", "ARENA", "IOI", "indirect object identification", "reverse engineer a model"]
 import matplotlib.pyplot as plt
 import torch

@@ -48,8 +48,7 @@ ax.set_yticks(places, ["block 0", *"123", "end"], fontsize=8)
 ax.set(title="The logit lens", xlabel="after this token", ylabel="in front of")
 ax.grid(False)
 plt.show()
-last = tokenizer.pieces(words[:, -1].tolist())
-assert last[-1] == last[2] == " garden" != last[1]
+assert words[2, -1] == words[4, -1] == tokenizer.encode(" garden")[0]
 
 # %%
 # A darker cell is likelier, and a star is a Chinese word or a part of one. In the last column "garden" comes in front of block 2
