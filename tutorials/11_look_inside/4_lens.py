@@ -41,8 +41,14 @@ fig, (ax,) = plot.figure(4.8, 2.8)
 ax.imshow(likely.numpy(), cmap=plot.blues(), vmin=0, vmax=1.5, aspect="auto")
 for l, row in enumerate(words.tolist()):
     for t, word in enumerate(tokenizer.pieces(row)):
-        word = word.strip() if word.isascii() else "*"
-        ax.text(t, l, word, ha="center", va="center", fontsize=8)
+        ax.text(
+            t,
+            l,
+            word.strip() if word.isascii() else "*",
+            ha="center",
+            va="center",
+            fontsize=8,
+        )
 ax.set_xticks(range(8), tokenizer.pieces(ids[-8:]), fontsize=8)
 ax.set_yticks(places, ["block 0", *"123", "end"], fontsize=8)
 ax.set(title="The logit lens", xlabel="after this token", ylabel="in front of")
