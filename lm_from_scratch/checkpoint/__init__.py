@@ -11,7 +11,8 @@ all that most callers need. :mod:`~lm_from_scratch.checkpoint.configs` translate
 :mod:`~lm_from_scratch.checkpoint.state` keeps a training run so that it can be resumed, and
 :mod:`~lm_from_scratch.checkpoint.folders` writes all of it whole or not at all.
 
-A new architecture needs its row in ``dialects`` (``deepseek_v4`` is what is odd about one config),
-and, if its files are laid out differently, a change in ``rename`` of ``names`` and ``stored`` of
-``weights`` (``experts`` stacks those of a layer); the other files work for any model.
+A new architecture needs its row in ``dialects`` (``layer_kinds`` reads which of its layers do what;
+``deepseek_v4`` and ``gemma4`` are what is odd about one config) and, if its files are laid out
+differently, a change in ``rename`` of ``names`` and ``stored`` of ``weights`` (``experts`` stacks
+those of a layer); the other files work for any model.
 """

@@ -7,14 +7,13 @@ memory, run and count.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lm_from_scratch.checkpoint.families import Config, complete
 from lm_from_scratch.checkpoint.ideas import (
     IDEAS,
     LOCAL,
     RECURRENT,
     STATE_SIZES,
     WINDOWS,
-    Config,
-    complete,
     layer_kinds,
     number,
 )

@@ -9,18 +9,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lm_from_scratch.checkpoint import deepseek_v4, gemma4
-from lm_from_scratch.limits import Count, Layers, is_integer, require, shown
+from lm_from_scratch.checkpoint.layer_kinds import (
+    all_slide,
+    every_other_slides,
+    experts,
+    five_of_six_slide,
+    latent_layers,
+    next_layers,
+    none_slides,
+    some_recurrent,
+    some_rotate,
+    some_slide,
+)
+from lm_from_scratch.limits import require
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.deepseek_v4 import DeepseekV4Config
 from lm_from_scratch.models.gemma3 import Gemma3Config
 from lm_from_scratch.models.gemma4 import Gemma4Config
-from lm_from_scratch.models.gpt_oss import GptOssConfig, alternating
-from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
+from lm_from_scratch.models.gpt_oss import GptOssConfig
+from lm_from_scratch.models.qwen2 import Qwen2Config
 from lm_from_scratch.models.qwen3 import Qwen3Config
 from lm_from_scratch.models.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from lm_from_scratch.models.qwen3_moe import Qwen3MoeConfig
-from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
-from lm_from_scratch.models.smollm3 import SmolLM3Config, all_but_every
+from lm_from_scratch.models.qwen3_next import Qwen3NextConfig
+from lm_from_scratch.models.smollm3 import SmolLM3Config
 
 #: The same for all decoders since Qwen2.
 DECODER_NAMES = {
@@ -74,164 +86,6 @@ class Dialect:
         biases = {"qkv_bias": attention or self.qkv_bias, "o_bias": attention}
         return {**biases, "mlp_bias": read.get("mlp_bias", False)}
 
-
-def _some_slide(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Listed in new files; in old ones two numbers and a switch. A window that no layer uses is
-    none."""
-    slides, window, types = (
-        config[key] for key in ("use_sliding_window", "sliding_window", "layer_types")
-    )
-    require(bool, use_sliding_window=slides)
-    if not isinstance(types, list | None) or not all(isinstance(t, str) for t in types or ()):
-        raise ValueError(f"layer_types={shown(types)} must be a list of words")
-    if types is not None and len(types) != (n_layer := config["num_hidden_layers"]):
-        raise ValueError(
-            f"layer_types={shown(types)} must have a word for each of "
-            f"num_hidden_layers={shown(n_layer)}"
-        )
-    types = tuple(types) if types is not None else None
-    if slides and window is not None:
-        if types is not None:
-            return {**NONE_SLIDES, "sliding_window": window, "layer_types": types}
-        first = config["max_window_layers"]
-        return {**NONE_SLIDES, "sliding_window": window, "max_window_layers": first}
-    if others := set(types or ()) - {FULL}:
-        raise ValueError(
-            f"layer_types has {shown(sorted(others))}, but use_sliding_window={slides} and "
-            f"sliding_window={shown(window)}"
-        )
-    return NONE_SLIDES
-
-
-def _all_slide(config: Mapping[str, Any]) -> dict[str, Any]:
-    """One number: every layer has this window, or none has."""
-    window = config["sliding_window"]
-    first = None if window is None else 0
-    return {**NONE_SLIDES, "sliding_window": window, "max_window_layers": first}
-
-
-def _next_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """No experts at all are any number of them in no layer."""
-    layers = _some_recurrent(config) | {"mlp_only_layers": _dense(config)}
-    if is_integer(config["num_experts"], 0) and config["num_experts"] == 0:
-        every = tuple(range(config["num_hidden_layers"]))
-        layers |= {"mlp_only_layers": every, "n_expert": Qwen3NextConfig.n_expert}
-    return layers
-
-
-def _some_recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Listed, or every layer but each ``full_attention_interval``-th."""
-    types = _listed(config, LINEAR, "full_attention_interval")
-    return {**NONE_SLIDES, "layer_types": types}
-
-
-def _five_of_six_slide(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Listed, or every layer but each ``sliding_window_pattern``-th."""
-    types = _listed(config, SLIDING, "sliding_window_pattern")
-    return {**NONE_SLIDES, "sliding_window": config["sliding_window"], "layer_types": types}
-
-
-def _listed(config: Mapping[str, Any], word: str, interval: str) -> tuple[str, ...]:
-    """The words of ``layer_types``; where there are none, ``word`` for every layer but each whose
-    number the key ``interval`` divides."""
-    n_layer = config["num_hidden_layers"]
-    require(Layers, num_hidden_layers=n_layer)
-    if (types := _words(config)) is not None:
-        return types
-    require(Count, **{interval: config[interval]})
-    return tuple(word if (n + 1) % config[interval] else FULL for n in range(n_layer))
-
-
-def _words(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The words of ``layer_types``; None where a file has none."""
-    types = config["layer_types"]
-    if types is None:
-        return None
-    if not isinstance(types, list) or not all(isinstance(t, str) for t in types):
-        raise ValueError(f"layer_types={shown(types)} must be a list of words")
-    return tuple(types)
-
-
-def _dense(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The layers without experts, from a list or nothing."""
-    dense = config["mlp_only_layers"] or []
-    if not isinstance(dense, list):
-        raise ValueError(f"mlp_only_layers={shown(dense)} must be a list of layers")
-    return tuple(dense)
-
-
-def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A switch for the windows of all layers, a list of those without experts, and how many experts
-    there are, for which ``transformers`` has two names."""
-    require(bool, use_sliding_window=config["use_sliding_window"])
-    window = config["sliding_window"] if config["use_sliding_window"] else None
-    layers = _all_slide({"sliding_window": window})
-    return {**layers, "mlp_only_layers": _dense(config), "n_expert": _n_expert(config, 128)}
-
-
-def _n_expert(config: Mapping[str, Any], otherwise: int, name: str = "num_experts") -> Any:
-    """How many experts there are, under the ``name`` of the family or the one that all share."""
-    given = {key: config[key] for key in (name, "num_local_experts") if key in config}
-    if len(given) == 2 and given[name] != given["num_local_experts"]:
-        values = " and ".join(f"{key}={shown(value)}" for key, value in given.items())
-        raise ValueError(f"{values} name the same number")
-    return next(iter(given.values()), otherwise)
-
-
-def _none_slides(config: Mapping[str, Any]) -> dict[str, Any]:
-    """No layer has a window."""
-    return NONE_SLIDES
-
-
-def _latent_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """No layer has a window; the experts are counted under one of two names. The scale of scores is
-    read from any rotation there, and is YaRN's here: raises ``ValueError`` for another that has
-    it."""
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = config[key] or {}
-        name = rope.get("rope_type", rope.get("type", "default"))
-        if rope.get("mscale_all_dim") and name not in ("default", "yarn"):
-            raise ValueError(
-                f"mscale_all_dim={shown(rope['mscale_all_dim'])} is not supported with "
-                f"rope_type={shown(name)}, only with rope_type='yarn'"
-            )
-    return {
-        **NONE_SLIDES,
-        "n_expert": _n_expert(config, DeepseekV3Config.n_expert, "n_routed_experts"),
-    }
-
-
-def _some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A 1 for each layer that rotates, by name or by interval. The list may be longer than the
-    model, as for one that was cut."""
-    listed, n_layer = config["no_rope_layers"], config["num_hidden_layers"]
-    require(Layers, num_hidden_layers=n_layer)
-    if listed is None:
-        require(Count, no_rope_layer_interval=config["no_rope_layer_interval"])
-        rotate = all_but_every(config["no_rope_layer_interval"], n_layer)
-    elif isinstance(listed, list) and len(listed) >= n_layer:
-        rotate = tuple(listed[:n_layer])
-    else:
-        raise ValueError(
-            f"no_rope_layers={shown(listed)} must have a number for each of "
-            f"num_hidden_layers={n_layer}"
-        )
-    return {**_some_slide(config), "rope_layers": rotate}
-
-
-def _every_other_slides(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Listed, or every other layer; the window is there, whether a layer uses it or not. The
-    experts are counted under one of two names."""
-    n_layer = config["num_hidden_layers"]
-    require(Layers, num_hidden_layers=n_layer)
-    require(Count, sliding_window=config["sliding_window"])
-    types = _words(config)
-    types = alternating(n_layer) if types is None else types
-    n_expert = _n_expert(config, GptOssConfig.n_expert)
-    return {"layer_types": types, "max_window_layers": None, "n_expert": n_expert}
-
-
-NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
 
 _ABSENT: dict[str, Any] = {
     "num_hidden_layers": 32,
@@ -401,25 +255,25 @@ _ROUTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq
 
 #: The families by their ``model_type``.
 DIALECTS = {
-    "qwen2": Dialect(Qwen2Config, "Qwen2ForCausalLM", _some_slide, _QWEN, qkv_bias=True),
+    "qwen2": Dialect(Qwen2Config, "Qwen2ForCausalLM", some_slide, _QWEN, qkv_bias=True),
     "llama": Dialect(
         Qwen2Config,
         "LlamaForCausalLM",
-        _none_slides,
+        none_slides,
         _LLAMA | {"attention_bias": False, "mlp_bias": False},
     ),
-    "mistral": Dialect(Qwen2Config, "MistralForCausalLM", _all_slide, _MISTRAL),
+    "mistral": Dialect(Qwen2Config, "MistralForCausalLM", all_slide, _MISTRAL),
     "qwen3": Dialect(
         Qwen3Config,
         "Qwen3ForCausalLM",
-        _some_slide,
+        some_slide,
         _QWEN | {"attention_bias": False},
         switched_on=["use_qk_norm"],
     ),
     "qwen3_next": Dialect(
         Qwen3NextConfig,
         "Qwen3NextForCausalLM",
-        _next_layers,
+        next_layers,
         _QWEN3_NEXT,
         switched_on=["use_qk_norm", "attn_output_gate"],
         extra_names=EXPERT_NAMES | {"shared_expert_size": "shared_expert_intermediate_size"},
@@ -428,7 +282,7 @@ DIALECTS = {
     "qwen3_5_text": Dialect(
         Qwen3_5Config,
         "Qwen3_5ForCausalLM",
-        _some_recurrent,
+        some_recurrent,
         _QWEN3_5,
         switched_on=["use_qk_norm", "attn_output_gate"],
         partial=True,
@@ -436,7 +290,7 @@ DIALECTS = {
     "qwen3_5_moe_text": Dialect(
         Qwen3_5MoeConfig,
         "Qwen3_5MoeForCausalLM",
-        _some_recurrent,
+        some_recurrent,
         _QWEN3_5_MOE,
         switched_on=["use_qk_norm", "attn_output_gate"],
         extra_names=EXPERT_NAMES | {"shared_expert_size": "shared_expert_intermediate_size"},
@@ -445,7 +299,7 @@ DIALECTS = {
     "qwen3_moe": Dialect(
         Qwen3MoeConfig,
         "Qwen3MoeForCausalLM",
-        _experts,
+        experts,
         _QWEN3_MOE,
         switched_on=["use_qk_norm"],
         extra_names=EXPERT_NAMES,
@@ -453,7 +307,7 @@ DIALECTS = {
     "deepseek_v3": Dialect(
         DeepseekV3Config,
         "DeepseekV3ForCausalLM",
-        _latent_layers,
+        latent_layers,
         _DEEPSEEK,
         only=_ROUTED,
         extra_names=EXPERT_NAMES
@@ -477,7 +331,7 @@ DIALECTS = {
     "smollm3": Dialect(
         SmolLM3Config,
         "SmolLM3ForCausalLM",
-        _some_rotate,
+        some_rotate,
         _SMOLLM3,
         only={"use_sliding_window": False},
         extra_names={"rope_layers": "no_rope_layers"},
@@ -485,7 +339,7 @@ DIALECTS = {
     "gemma3_text": Dialect(
         Gemma3Config,
         "Gemma3ForCausalLM",
-        _five_of_six_slide,
+        five_of_six_slide,
         _GEMMA3,
         switched_on=["use_qk_norm"],
         extra_names={"activation": "hidden_activation"},
@@ -506,7 +360,7 @@ DIALECTS = {
     "gpt_oss": Dialect(
         GptOssConfig,
         "GptOssForCausalLM",
-        _every_other_slides,
+        every_other_slides,
         _GPT_OSS,
         only={"hidden_act": "silu"},
         extra_names={"n_expert": "num_local_experts", "top_k": "num_experts_per_tok"},

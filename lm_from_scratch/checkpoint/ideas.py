@@ -3,18 +3,15 @@
 A config is numbers and switches, and an idea is in it if a key says so: ``kv_lora_rank`` is a
 latent cache, ``num_experts`` are experts. Not every idea has a key. Qwen3 normalises its queries
 because its code does, whatever its config says. So the families of ``transformers`` have been
-looked at, too, built without memory and called once; ``families.json`` beside this file holds what
-their configs say by default, and what only their code says.
+looked at, too, built without memory and called once:
+:mod:`~lm_from_scratch.checkpoint.families` has what was seen.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-Config = Mapping[str, Any]
+from lm_from_scratch.checkpoint.families import Config, Family, complete, families
+
 #: What a config says of an idea, and the keys that say it.
 Said = tuple[str, tuple[str, ...]]
 
@@ -32,16 +29,6 @@ SINKS = ("add_full_attention_sink_bias", "add_swa_attention_sink_bias")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap")
 STATE_SIZES = ("mamba_d_state", "ssm_state_size", "state_size")
 RECURRENT = ("linear_attention", "recurrent", "mamba", "mamba2", "conv", "kda")
-#: What the config of a model for pictures too says beside that of its part for text.
-OF_BOTH = (
-    "tie_word_embeddings",
-    "dtype",
-    "torch_dtype",
-    "quantization_config",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-)
 WINDOWS = (
     "sliding_window",
     "sliding_window_size",
@@ -77,16 +64,6 @@ class Line:
         source = ", ".join(self.keys) or "no key: its code"
         where = f" -> {self.idea.page}" if self.idea.page else ""
         return f"{self.idea.label}: {self.text} [{source}]{where}"
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of ``transformers``: its default config, without what no idea needs, the number of
-    parameters of that, None where the defaults are not complete, and what its code alone says."""
-
-    config: Config
-    parameters: int | None
-    code: Mapping[str, str]
 
 
 def number(config: Config, *keys: str) -> tuple[int, str] | None:
@@ -416,19 +393,6 @@ OFF = {
 }
 
 
-@cache
-def stored() -> dict[str, Any]:
-    """``families.json``: the release of ``transformers``, and its families."""
-    path = Path(__file__).with_name("families.json")
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-@cache
-def families() -> dict[str, Family]:
-    """What is known of each family, by its ``model_type``."""
-    return {name: Family(**one) for name, one in stored()["families"].items()}
-
-
 def describe(config: Config) -> list[Line]:
     """The ideas that the model of a ``config.json`` uses, in the order of the lessons.
 
@@ -436,34 +400,6 @@ def describe(config: Config) -> list[Line]:
     the default of its family, if that is known. Raises ``ValueError`` for what is no config.
     """
     return list(_lines(*complete(config)))
-
-
-def complete(config: Config) -> tuple[dict[str, Any], Family | None]:
-    """A config with the defaults of its family, and that family, None if it is not known. Raises
-    ``ValueError`` for what is no config."""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"a config is a dictionary, not a {type(config).__name__}")
-    config = of_text(config)
-    family = families().get(str(config.get("model_type")))
-    if family is None:
-        return dict(config), None
-    defaults = dict(family.config)
-    layers = defaults.get("num_hidden_layers")
-    if config.get("num_hidden_layers", layers) != layers:  # lists with a word for each layer
-        defaults = {k: v for k, v in defaults.items() if not isinstance(v, list)}
-    if {"rope_theta", "rope_scaling", "partial_rotary_factor"} & set(config):  # an older file
-        defaults.pop("rope_parameters", None)
-    return defaults | dict(config), family
-
-
-def of_text(config: Config) -> Config:
-    """Of the config of a model for pictures or sound too that of its part for text, with what the
-    outer one alone says of that; any other as it is."""
-    inner = config.get("text_config")
-    if not isinstance(inner, Mapping):
-        return config
-    outer = {key: config[key] for key in OF_BOTH if config.get(key) is not None}
-    return {"model_type": f"{config.get('model_type')}_text"} | outer | dict(inner)
 
 
 def described(family: Family) -> list[Line]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from lm_from_scratch.checkpoint.architectures import Config
 from lm_from_scratch.checkpoint.configs import config_from_dict, config_to_dict
+from lm_from_scratch.checkpoint.families import of_text
 from lm_from_scratch.checkpoint.folders import read_json
-from lm_from_scratch.checkpoint.ideas import NEXT, of_text
+from lm_from_scratch.checkpoint.ideas import NEXT
 from lm_from_scratch.limits import Count, Share, require, shown
 from lm_from_scratch.models.heads import Classifier, SequenceClassifier, TokenClassifier
 from lm_from_scratch.models.interface import CausalLM

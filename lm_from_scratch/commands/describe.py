@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lm_from_scratch.checkpoint.cache_sizes import cached_numbers, states
+from lm_from_scratch.checkpoint.families import complete
 from lm_from_scratch.checkpoint.folders import ADAPTER, read_json, shipped, shipped_folder
-from lm_from_scratch.checkpoint.ideas import complete, describe
+from lm_from_scratch.checkpoint.ideas import describe
 from lm_from_scratch.commands.options import DescribeOptions
 from lm_from_scratch.files import escaped
 from lm_from_scratch.interop.peft import base_folder

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_from_scratch.checkpoint import ideas
+from lm_from_scratch.checkpoint.families import Family, stored
 
 FILE = Path(ideas.__file__).with_name("families.json")
 #: Numbers that some default configs leave out, for which any will do.
@@ -454,7 +455,7 @@ def report(found: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
         lines.extend(["", f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries)])
 
     def said(name: str, families: Mapping[str, Any]) -> list[str]:
-        return [*map(str, ideas.described(ideas.Family(**families[name])))]
+        return [*map(str, ideas.described(Family(**families[name])))]
 
     section(
         "New families",
@@ -489,7 +490,7 @@ def report(found: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     write, names = "--write" in sys.argv, [name for name in sys.argv[1:] if name != "--write"]
-    kept, found = ideas.stored(), scan(names)
+    kept, found = stored(), scan(names)
     if names:
         found |= {"left_out": kept["left_out"], "families": kept["families"] | found["families"]}
     print(report(found, kept))

@@ -12,7 +12,8 @@ from gallery import pages
 from sources.templates import render
 
 from lm_from_scratch.checkpoint import cache_sizes, ideas
-from lm_from_scratch.checkpoint.ideas import describe, stored
+from lm_from_scratch.checkpoint.families import stored
+from lm_from_scratch.checkpoint.ideas import describe
 
 installed = importlib.metadata.version("transformers")
 same_release = pytest.mark.skipif(
@@ -104,14 +105,14 @@ HOLDS_MORE = {"deepseek_v4": "tokens of a block that is not full"}
     "name",
     [
         "llama",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ideas.families()),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in known_families()),
     ],
 )
 def test_a_cache_has_the_numbers_that_are_counted(name: str) -> None:
     """Of the class on the meta device: what it keeps of 32 tokens, what 128 more add beyond most
     windows, and the states. (A window of transformers keeps one token less than it sees; states
     that are computed token by token are passed with fewer tokens.)"""
-    config = ideas.families()[name].config
+    config = known_families()[name].config
     lengths = (4, 8, 16) if "state_space" in {i.name for i in describe(config)} else (32, 256, 384)
     try:
         config, theirs, states = family_scan.cached(name, *lengths)
@@ -152,15 +153,15 @@ def test_every_idea_leads_to_a_page_of_the_course() -> None:
 
 
 def test_a_sink_is_learned_or_computed_of_the_token() -> None:
-    texts = {name: family.code.get("sinks") for name, family in ideas.families().items()}
+    texts = {name: family.code.get("sinks") for name, family in known_families().items()}
     assert texts["gpt_oss"] == "a learned number for each head"
     assert texts["inkling2_text"] == "a number of the token for each head"
 
 
 def test_the_page_has_a_card_for_each_family() -> None:
     text = render("families.rst", **families.values())
-    assert text.count("container:: bug family") == len(ideas.families()) > 100
-    for name in ideas.families():
+    assert text.count("container:: bug family") == len(known_families()) > 100
+    for name in known_families():
         assert f"**{name}**" in text
     used = {name for name, count in ideas.counts().items() if count}
     assert used == set(ideas.IDEAS) - {"ngrams"}  # in layers that no default config names

@@ -20,7 +20,7 @@ from lm_from_scratch.attention.indexer import choose, mean_weights, recalled
 from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.visibility import Visibility
 from lm_from_scratch.cache.slots import cache_for
-from lm_from_scratch.checkpoint.ideas import families
+from lm_from_scratch.checkpoint.families import families
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings import since_qwen2_attention as drawings
 from lm_from_scratch.drawings.since_qwen2_models import cache_sizes

@@ -17,7 +17,8 @@ from torch import nn
 
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.cache_sizes import cached_numbers, states
-from lm_from_scratch.checkpoint.ideas import IDEAS, describe, families
+from lm_from_scratch.checkpoint.families import families
+from lm_from_scratch.checkpoint.ideas import IDEAS, describe
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.layers.gated_mlp import swiglu

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from lm_from_scratch.checkpoint.architectures import build
-from lm_from_scratch.checkpoint.ideas import counts, families
+from lm_from_scratch.checkpoint.families import families
+from lm_from_scratch.checkpoint.ideas import counts
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.instruments.plot import COLOURS, figure
 from lm_from_scratch.instruments.record import record_scores

@@ -13,7 +13,8 @@ Qwen3-Next, a model of 80 billion parameters. Each coloured group is an idea, an
 import matplotlib.pyplot as plt
 
 from lm_from_scratch.checkpoint.cache_sizes import cached_numbers, states
-from lm_from_scratch.checkpoint.ideas import IDEAS, counts, describe, families
+from lm_from_scratch.checkpoint.families import families
+from lm_from_scratch.checkpoint.ideas import IDEAS, counts, describe
 from lm_from_scratch.drawings.since_qwen2_models import (
     cache_sizes,
     config_lines,

@@ -5,6 +5,7 @@ from typing import Any
 from gallery import pages
 
 from lm_from_scratch.checkpoint import ideas
+from lm_from_scratch.checkpoint.families import families, stored
 
 
 def link(name: str) -> str:
@@ -24,7 +25,7 @@ def table() -> list[tuple[str, str, list[ideas.Line]]]:
     """The families with the size of their default config and their ideas."""
     return [
         (name, size(family.parameters), ideas.describe({"model_type": name}))
-        for name, family in ideas.families().items()
+        for name, family in families().items()
     ]
 
 
@@ -40,7 +41,7 @@ def values() -> dict[str, Any]:
             [link(name), str(counts[name])] for name in sorted(counts, key=lambda n: -counts[n])
         ],
         "link": link,
-        "release": ideas.stored()["transformers"],
-        "left_out": ideas.stored()["left_out"],
+        "release": stored()["transformers"],
+        "left_out": stored()["left_out"],
         "silent": sum(not line.keys for line in entries) / len(entries),
     }

@@ -17,7 +17,8 @@ from lm_from_scratch.cache.slots import cache_for
 from lm_from_scratch.checkpoint.architectures import build
 from lm_from_scratch.checkpoint.cache_sizes import cached_numbers, states
 from lm_from_scratch.checkpoint.configs import config_to_dict
-from lm_from_scratch.checkpoint.ideas import complete, counts, describe, families
+from lm_from_scratch.checkpoint.families import complete, families
+from lm_from_scratch.checkpoint.ideas import counts, describe
 from lm_from_scratch.models import qwen2, qwen3, qwen3_moe
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.qwen2 import Qwen2Config
