@@ -12,6 +12,7 @@ from gallery import pages
 from sources.templates import render
 
 from lm_from_scratch.checkpoint import cache_sizes, ideas
+from lm_from_scratch.checkpoint.families import families as known_families
 from lm_from_scratch.checkpoint.families import stored
 from lm_from_scratch.checkpoint.ideas import describe
 
