@@ -32,7 +32,6 @@ pairs = [(s, counterfactual(s, rng)) for s in asked(100, seed=3)]
 pairs = [pair for pair in pairs if pair[1]][:64]  # some have no twin
 stories = [story for pair in pairs for story in pair]
 test = batch(stories, tokenizer)  # (N, T)
-print(steps, len(stories))
 print(stories[0].text, "->", stories[0].room)
 print(stories[1].text, "->", stories[1].room)
 
@@ -210,11 +209,46 @@ assert max(x[l, h] for x in on_right for l in range(4) for h in range(4)) < 0.7
 assert on_rooms[early][0, 0] > 3 * on_rooms[last][0, 0]
 
 # %%
-# At rooms, with nearly all of its weight. Head 2.1 (block 2, head 1) turns to them between steps 100 and 400, head 3.0
-# follows. *Looking* is learned early and fast, *choosing* is not: no head puts much more than half of its weight on the
+# At rooms, with nearly all of its weight. Head 2.1 (block 2, head 1) turns to them between steps 100 and 400 of 6,000, head
+# 3.0 follows. *Looking* is learned early and fast, *choosing* is not: no head puts much more than half of its weight on the
 # right room.
 #
 # Head 0.0 looks at rooms first, and gives it up again: a makeshift that better heads make superfluous.
+#
+# Why does choosing take so long? As the lesson on `lookup heads <3_lookup_heads.ipynb>`_ found, head 1.1 tells the others
+# whose room is wanted. In stories in which somebody or something holds the key, does it look at "key", or at the holder?
+
+
+carried = [i for i, story in enumerate(stories) if story.chain[1:]]
+
+
+def weight_on(names, l, h):  # the words that count, of each story
+    marked = []
+    for i, words in zip(carried, names):
+        tokens = [tokenizer.encode(f" {word}")[0] for word in words]
+        marked.append(torch.isin(test.idx[i], torch.tensor(tokens)))
+    weights = (looks[n][carried, l, h] * torch.stack(marked) for n in steps)
+    return [weight.sum(-1).mean() for weight in weights]
+
+
+on_key = weight_on([["key"] for _ in carried], 1, 1)
+on_holder = weight_on([stories[i].chain[:-1] for i in carried], 1, 1)
+
+fig, (ax,) = figure(4.8, 2.8)
+ax.semilogx(steps, on_key, "s--", label='on "key"')
+ax.semilogx(steps, on_holder, "o-", label="on the holder")
+finish(ax, "Head 1.1: whose room is wanted?", "weight")
+plt.show()
+print("key   ", *(f"{x:5.2f}" for x in on_key))
+print("holder", *(f"{x:5.2f}" for x in on_holder))
+
+assert on_key[1] < 0.2 and on_key[early] > 0.45 and on_key[last] < 0.15
+assert on_holder[early] < 0.35 and on_holder[5] > 0.75
+
+# %%
+# First at "key", the word in the question. But the key is where its holder is, and by step 2,500 nearly all of the weight
+# is on the holder, whom the model has just named in its answer: "Tom has the key, in the". This change of mind is as slow as
+# the answers are.
 #
 # Heads that find something in the text come suddenly in large models, too. `Olsson et al. (2022)
 # <https://arxiv.org/abs/2209.11895>`_ saw *induction heads*, which copy what followed last time, appear within a short
@@ -326,7 +360,8 @@ assert after[0][last] < after[0][early] - 0.05
 # The probe agrees. Only after block 3 does it find the room more and more often, and hand in hand with the answers. After
 # block 0 it finds it less often than at step 200: the head that gathered rooms there has gone.
 #
-# All this is one run of one small model, and another run may take another way. `Pythia
+# All this is one run of one small model, whose earlier copies are stored with 4 and 8 bits a weight; another run may take
+# another way. `Pythia
 # <https://arxiv.org/abs/2304.01373>`_ is a family of larger models of which 154 checkpoints each are published, so that
 # such questions can be asked of them.
 #
@@ -335,14 +370,15 @@ assert after[0][last] < after[0][early] - 0.05
 #
 # 1. *Easy.* Which heads look at rooms at step 200, and which at step 6,000? A good answer lists both from ``on_rooms``, and
 #    says in which blocks they are.
-# 2. *Medium.* Heads 1.1 and 2.2 bring the name that is asked for (`lookup heads <3_lookup_heads.ipynb>`_). Draw their weight
-#    on "key" against the step, from ``looks``. A good answer says whether they come before the heads that look at rooms.
+# 2. *Medium.* Head 2.2 brings a name as well. Draw its two curves with ``weight_on``. A good answer says whether it changes
+#    its mind at the same time as head 1.1.
 # 3. *Hard.* Train again with another seed: ``python -m lm_from_scratch train --preset worlds --seed 1 --out build/worlds``.
 #    Copy its checkpoints away as they come. A good answer says which of the curves moved, and by how much.
 #
 # Summary
 # -------
 #
-# * Form is learned first, then any room of the story, then the right one. Nearly all of the fall of the loss is form.
+# * Form is learned first, then any room of the story, then the right one. The loss has nearly
+#   stopped falling when answers begin to be right.
 # * Heads learn to look at rooms early and suddenly. To choose the right one, and to act on it, takes the rest of the training.
 # * A strict measure can make slow progress look sudden. Plot a smooth one beside it.
