@@ -183,7 +183,7 @@ CASES = (
     Case(WORD, lambda g: given(g, by_word=0.95, signal=0.4),
          "the probe is good, and so is its control: little is left", points=2,
          teaching="the reason for a control"),
-    Case(FEW, lambda g: given(g, N=40, C=16, n_words=8, signal=0.3),
+    Case(FEW, lambda g: given(g, N=100, C=40, n_words=8, signal=0.3),
          "what it was fitted on, a probe always knows: measure on the held-out states", points=2,
          teaching="what is known by heart"),
     Case(SIZES, sizes, "every feature is divided by its own standard deviation, over the states",

@@ -52,7 +52,7 @@ from lm_from_scratch.exercises import check
 check("hunt_probe", answer_states_as_found)
 
 # %% [markdown]
-# All shapes fit, and that is why it ran. Before you write: which of the three last sentences of the report above is the
+# All shapes fit, and that is why it ran. Before you write: which of the last three sentences of the second paragraph is the
 # strongest sign that the number is meaningless? Each of them is a *control*.
 
 

@@ -154,7 +154,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="logit_lens", function="lens_words", page="11_look_inside/4_lens", draft=True,
+    name="logit_lens", function="lens_words", page="11_look_inside/4_lens",
     minutes=15, difficulty=1, after=("rms_norm",),
     outcome="Read words off the states of every block, with the model's own norm and head.",
     reference=reference, cases=CASES, wrong=planted(WRONG),
