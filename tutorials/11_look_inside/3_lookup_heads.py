@@ -50,8 +50,8 @@ assert {words[one[i].argmax()] for i in (12, 13, 15)} == {" garden"}
 assert words[one[1].argmax()] == " in" and words[one[10].argmax()] == " Mia"
 
 # %%
-# ⊢ is the start of the text. In the last block, 3.0, 3.1 and 3.3 look at "garden", the right room. Others have jobs of their own: 0.1 looks at the token
-# before, 2.2 at the name that is asked for.
+# ⊢ is the start of the text. In the last block, 3.0, 3.1 and 3.3 look at "garden", the right room. Others have jobs of
+# their own: 0.1 looks at the token before, 2.2 at the name that is asked for.
 #
 # One story proves nothing. The lesson on `attention maps <../1_gpt2/6_attention_maps.ipynb>`_ gave each habit a
 # score, and could only say *that* a head looks there. Here a program knows which room is right.
@@ -160,9 +160,9 @@ assert truth > 0.65
 # Is that induction?
 # ------------------
 #
-# An induction head looks at what followed an earlier copy of the last words. Here these are "is in the". So it would
-# find a room in "Mia is in the hall", and none after "Mia goes to the". Take the stories in which the right room only ever
-# follows "to the":
+# An induction head looks at what followed an earlier copy of the last words. One that goes by "the" would look at
+# keys, boxes and all rooms alike. One that goes by "in the" would find no room in "Mia goes to the garden". Take the
+# stories in which the right room only ever follows "to the":
 
 to = tokenizer.encode("goes to")[-1]
 after_to = right & (q.idx.roll(2, 1) == to)
@@ -177,7 +177,8 @@ assert shares[only][:, 3, LOOKUPS].mean(0).min() > 0.5
 assert (right.sum(1) / room.sum(1))[only].mean() < 0.35
 
 # %%
-# The three heads find it there, too. So they copy, but they do not find the place by repeated words.
+# The three heads find it there, too. So they copy, but not as induction heads do: the words before the room need not
+# be repeated.
 #
 # Silence one
 # -----------

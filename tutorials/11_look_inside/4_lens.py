@@ -57,15 +57,15 @@ plt.show()
 assert words[2, -1] == words[4, -1] == tokenizer.encode(" garden")[0]
 
 # %%
-# A darker cell is likelier, and a star is a Chinese word or a part of one. In the last column "garden" comes in front of block 2
-# already. Did the model know the room by then, or is that the lens? Here the right room of every story is known, so a
-# lens can be scored.
+# A darker cell is likelier, and a star is a Chinese word or a part of one. In the last column "garden" comes in front
+# of block 2 already. Did the model know the room by then, or is that the lens? Here the right room of every story is
+# known, so a lens can be scored.
 #
 # Three lenses
 # ------------
 #
-# A block only *adds* to the stream. So the model's last norm and head can be given a state from earlier on: that is the
-# *logit lens*, and it has no parameters.
+# A token's state is a vector, to which every block only *adds*: the stream. So the model's last norm and head can be
+# given a state from earlier on: that is the *logit lens*, and it has no parameters.
 #
 # But a state in the middle is not made for the head. The *tuned lens* has a matrix and a shift for each place, fitted until
 # its words are most like those of the model's end. The *Jacobian lens* has a matrix that is not fitted: the mean
@@ -85,8 +85,8 @@ assert len(others) == 16
 # Do they sound like the model?
 # -----------------------------
 #
-# The usual score of a lens asks how far its words are from those of the model's end, in Kullback-Leibler divergence, on
-# texts it was not fitted to.
+# The usual score of a lens asks how far its words are from those of the model's end, in Kullback-Leibler divergence
+# (0 is no difference), on texts that it was not fitted to.
 #
 # **Predict first.** In front of block 1, which lens is nearest to the end?
 #
@@ -177,13 +177,14 @@ assert right["logit"][2].mean() < guess + 0.08
 
 # %%
 # In about 40 %, like a guess among the rooms of the story. The probe does no better, although it was told the right
-# rooms: the room is not there yet. It is looked up in block 3, by the three heads of the lesson before.
+# rooms: the room is not yet there in a form that a matrix could read. It is looked up in block 3, by the three heads
+# of the lesson before.
 #
 # So the early "garden" of the first figure was luck: in front of block 2 the logit lens is right no more often than a guess.
 # A lens that always names the same room of a story is never right for both questions. The column "both" shows it: hardly any
 # before block 3, half of the stories and more at the end.
 #
-# Most words of a story can be told from the words just before them, and there the tuned lens is good. To agree
+# Many words of a story follow from its grammar, and there the tuned lens is good. To agree
 # with the model in four of five words says nothing about the fifth.
 #
 # How sure are they?
@@ -226,12 +227,13 @@ assert abs(gap["tuned"]) < 0.15
 assert max(claims[name, 3][2].mean() for name in lenses) < 0.55
 
 # %%
-# The same room for all stories: the state is the same in all of them (and "nan" is where a lens claims no room). A reader of this lens would have seen the model "think
-# of the bathroom" before it had read the story. But the lens is only 10 % sure: it says what usually follows "the".
+# The same room for all stories: the state is the same in all of them (and "nan" is where a lens claims no room). A
+# reader of this lens would have seen the model "think of the bathroom" before it had read the story. But the lens is
+# only 10 % sure: it says what usually follows "the".
 #
-# In front of block 3 the logit lens and the tuned lens claim a room in nearly every story, and more than half of these claims are
-# false. The tuned lens is about as sure as it is right. The logit lens is surer than that: it reads a state with a
-# head that was made for another, and nothing keeps its probabilities honest.
+# In front of block 3 the logit lens and the tuned lens claim a room in nearly every story, and more than half of these
+# claims are false. The tuned lens is about as sure as it is right. The logit lens is surer than that: it reads a state
+# with a head that was made for another, and nothing keeps its probabilities honest.
 #
 # So a word in a lens is not yet a thought of the model. Read its probability, and ask what a reader could know at that
 # place.
@@ -239,10 +241,11 @@ assert max(claims[name, 3][2].mean() for name in lenses) < 0.55
 # How others do it
 # ----------------
 #
-# The logit lens comes from `a blog post of 2020 <https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens>`_
-# on GPT-2. With TransformerLens it takes three lines, as in the ARENA course. Belrose et al. (2023, `the tuned lens
-# <https://arxiv.org/abs/2303.08112>`_) publish a package of that name with fitted lenses for well-known models; fitting one
-# for a large model takes a GPU, here it takes seconds. Hernandez et al. (2023, `on mean Jacobians
+# The logit lens comes from `a blog post of 2020
+# <https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens>`_ on GPT-2. With TransformerLens,
+# which the ARENA course uses, it takes a few lines. Belrose et al. (2023, `the tuned lens
+# <https://arxiv.org/abs/2303.08112>`_) publish a package of that name with fitted lenses for well-known models;
+# fitting one for a large model takes a GPU, here it takes seconds. Hernandez et al. (2023, `on mean Jacobians
 # <https://arxiv.org/abs/2308.09124>`_) use the mean Jacobian for one relation at a time, from a name to its answer.
 #
 # They score a lens by its distance from the model's end, and by whether what moves the lens moves the model, too.
