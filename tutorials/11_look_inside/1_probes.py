@@ -198,7 +198,7 @@ assert trained[:, 0].max() < random[:, 0].min() - 0.1
 # %%
 # Two in five or so, at any token and behind any block. A model with random weights averages its words. Its states say
 # which words were in the story, and a story names three rooms at most: choose one of them, and you are right in one of
-# three. *Random weights are the floor here, not one in eight.*
+# three, or better. *Random weights are the floor here, not one in eight.*
 #
 # Remember the other floor as well, the last room named. It leaves one cell of the upper map: the last token, behind the
 # last block. There, and nowhere else on this map, the state surely holds the room of the *key*.
@@ -234,26 +234,26 @@ for name, x in (("worlds", states), ("random", random_states)):
 # **Predict first.** Take the stories with wrong answers alone. What does the probe read off the state behind block 2,
 # one block before the end?
 #
-# * Mostly the truth.
-# * Mostly the mistake.
-# * Neither: both about equally often.
+# * The truth in most of them.
+# * The mistake in most of them.
+# * The truth in a third, the mistake a little more often.
 
 wrong = ~right
 for block in (1, 2, 3):
     guess = probed(states[block, :, 3], rooms)[wrong]
     truth, mistake = share(guess, rooms[wrong]), share(guess, said[wrong])
     print(f"behind block {block}: truth {truth:3.0%}   mistake {mistake:3.0%}")
-    assert abs(truth - mistake) < 0.25 or block == 3
+    assert truth < 0.45 and (block == 1 or truth < mistake)
 print(f"{wrong.sum()} stories")
 
 assert mistake > truth + 0.2
 
 # %%
-# Neither: both about equally often, in a third of these stories or a little more. That is what naming any of three rooms
-# gives. Behind the last block it is the mistake.
+# The truth in a third, the mistake a little more often. Naming any of three rooms gives a third. Behind the last block the
+# mistake wins. (Behind block 1 the truth is a few stories ahead: too few to build on.)
 #
-# The probe was fitted on right rooms alone, so the truth had every chance to show up. It did not: where this model is
-# wrong, it does not know better. Larger models may; ask for this table.
+# The probe was fitted on right rooms, so the truth had every chance to show up. At this token no linear probe finds that the
+# model knows better. Larger models may; ask for this table.
 #
 # What others do
 # --------------
@@ -268,10 +268,9 @@ assert mistake > truth + 0.2
 # Exercises
 # ---------
 #
-# 1. *Easy.* Build the untrained model from the seeds 1, 2 and 3. A good answer says how far the floor moves, and whether any
-#    claim of this page depends on the seed.
+# 1. *Easy.* Take other stories (``asked(750, seed=2)``) and another untrained model. A good answer says which claims hold.
 # 2. *Easy.* Probe for the room that was named *last*, in place of the right one. A good answer says where it is found better
-#    than the right one, and what that says of the end of the question.
+#    than the right one.
 # 3. *Hard.* Give the probe the counts of the story's words instead of a state (``torch.bincount`` of its tokens). A
 #    good answer explains its score, beside that of the random weights.
 #

@@ -67,8 +67,10 @@ assert moved[:, 19:23].abs().max() < 0.1
 # The measure is a difference of logits, "Tom" minus "Mia": below 0 for the first story, above 0 for the second. The map
 # divides what a patch changes by the difference of both runs.
 #
-# Two laws hold for any model, and they catch most mistakes in such code. Put in *all* states of the second run: the result
-# is the second run. Put in the run's *own* states: nothing changes.
+# Two laws hold for any model, and they catch most mistakes in such code. Put in the states of the second
+# run at *every* token in front of one block: the result is the second run. Put in the run's *own* states: nothing changes.
+#
+# ``put(values, where)`` is the edit of a site that takes ``values`` at the tokens where ``where`` is true.
 
 from lm_from_scratch.inside.patching import put, run
 from lm_from_scratch.inside.sites import Site, activations
@@ -241,7 +243,7 @@ assert max(shares["one token before"]) < 0.1
 
 # %%
 # Next to none. Up to the last block the answer hangs on the word in the story: block 3 fetches the room from there.
-# What the probe found was on its way, or a by-product: no answer depended on it. One token before, the probe finds the room in
+# What the probe found was on its way, or a by-product: hardly an answer hung on it. One token before, the probe finds the room in
 # two of five stories at the end, and no answer changes either: in front of the norm, nothing reads that token any more.
 #
 # *A probe says what could be read. A patch says what is.* It says so of one place and one pair of texts: what both
@@ -253,7 +255,10 @@ assert max(shares["one token before"]) < 0.1
 # Patching goes back to `Vig and others <https://arxiv.org/abs/2004.12265>`_. `Meng and others <https://arxiv.org/abs/2202.05262>`_ traced facts through GPT with it, and `Wang and others
 # <https://arxiv.org/abs/2211.00593>`_ a circuit of 26 heads. TransformerLens draws the map above with one call,
 # ``get_act_patch_resid_pre``, for many published models, and ARENA repeats that circuit with it. There, as here, the logit
-# of the answer can be scored. Whether all the rest of a text follows, only a known world can say.
+# of the answer can be scored. Whether the rest of a text follows, a program can say of a known world only.
+#
+# Meng and others spoil a text with noise and put states of the clean run back. Two clean texts, as here and with Wang, keep
+# every state one that the model has met before.
 #
 # Exercises
 # ---------
@@ -268,5 +273,5 @@ assert max(shares["one token before"]) < 0.1
 # -------
 #
 # * A patch puts one state of another run into this one. If the answer changes, the fact passed through there.
-# * All states make the other run, a run's own states change nothing: test both before you believe a map.
+# * The states of all tokens make the other run, a run's own states change nothing: test both before you believe a map.
 # * A state can hold what nobody reads, and an answer can change without its consequences. Score the rest of the story.
