@@ -32,7 +32,7 @@ ROPE = {
 
 def layers(config: Contents) -> dict[str, Any]:
     """The kinds of layers, listed or five of six that slide. The last one sees everything, whatever
-    the list says, as in ``transformers``."""
+    the list says, as in ``transformers``. Raises ``ValueError`` for what is no list of words."""
     n_layer, types = config["num_hidden_layers"], config["layer_types"]
     require(Layers, num_hidden_layers=n_layer)
     if types is None:

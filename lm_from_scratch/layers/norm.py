@@ -71,7 +71,8 @@ class RMSNormFunction(torch.autograd.Function):
 def fast_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """:func:`rms_norm` of ``x`` (..., C) and ``weight`` (C,): through :class:`RMSNormFunction`
     where a backward pass may follow or numbers are rounded, else through torch's own kernel (which
-    rounds half precision *after* the weight)."""
+    rounds half precision *after* the weight). Raises ``ValueError`` for a weight of another width.
+    """
     if x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x has {x.shape[-1]} features, and the weight {weight.shape[0]}")
     if not torch.is_grad_enabled() and x.dtype == weight.dtype and x.itemsize >= 4:
