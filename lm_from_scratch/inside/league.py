@@ -120,22 +120,25 @@ class Row(NamedTuple):
     layer: int
     recovered: list[float]
     false_claims: list[float]  # 0 if it claims nothing
-    flips: list[list[float]]  # for each strength
+    flips: list[list[float]]  # for each size
 
 
 def league(
     stories: list[Round],
     methods: Mapping[str, Method],
     layer: int,
-    strengths: Sequence[float] = (1, 3),
+    sizes: Sequence[float | None] = (None, 1),
 ) -> list[Row]:
-    """The table of some methods at one place. A ``strength`` of 3 changes a state three times as
-    far as the method has changed it. The first row is the guess."""
+    """The table of some methods at one place; its first row is the guess.
+
+    Flips depend on how far a state is moved. Each size gives a column: ``None`` is the state as the
+    method wrote it, 2 a change in the same direction, scaled to twice the length of the state.
+    """
     silent = [share(s.new.said == s.others) for s in stories]
     floor = [s.guess for s in stories]
-    rows = [Row("guess", layer, floor, [1 - x for x in floor], [silent] * len(strengths))]
+    rows = [Row("guess", layer, floor, [1 - x for x in floor], [silent] * len(sizes))]
     for name, method in methods.items():
-        row = Row(name, layer, [], [], [[] for _ in strengths])
+        row = Row(name, layer, [], [], [[] for _ in sizes])
         for s in stories:
             known, x, right = s.labelled, s.new.states[layer], s.new.questions.rooms
             read, write = method(s.new.model, layer, known.states[layer], known.questions.rooms)
@@ -144,8 +147,9 @@ def league(
             some = claimed >= 0
             row.false_claims.append(share(claimed[some] != right[some]))
             step = write(x, s.others) - x
-            for strength, flips in zip(strengths, row.flips, strict=True):
-                said = s.new.said_with(layer, x + strength * step)
+            for size, flips in zip(sizes, row.flips, strict=True):
+                long = size and F.normalize(step, dim=-1) * size * x.norm(dim=-1, keepdim=True)
+                said = s.new.said_with(layer, x + (step if long is None else long))
                 flips.append(share(said == s.others))
         rows.append(row)
     return rows

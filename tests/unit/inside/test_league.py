@@ -53,7 +53,7 @@ def test_the_state_of_another_story_flips_what_it_must(played: list[Round]) -> N
     """At the end the model says what the state says; in front of block 0 there is only the last
     word, which is the same in all stories."""
     for layer, least, most in ((4, 1, 1), (0, 0, 0.3)):
-        (guess, row) = league(played, {"other": other_story}, layer, strengths=(1,))
+        (guess, row) = league(played, {"other": other_story}, layer, sizes=(None,))
         assert least <= min(row.flips[0]) <= max(row.flips[0]) <= most
         assert max(guess.flips[0]) < 0.3 < min(guess.recovered)
 
@@ -100,11 +100,11 @@ def test_a_dictionary_with_a_feature_for_each_room_reads_and_writes_it() -> None
     assert read(torch.zeros(1, 8)).tolist() == [-1]
 
 
-def test_a_row_has_a_number_for_each_round_and_strength(played: list[Round]) -> None:
+def test_a_row_has_a_number_for_each_round_and_size(played: list[Round]) -> None:
     def silent(model, layer, states, rooms):
         return lambda x: torch.full((len(x),), -1), lambda x, new: x
 
-    rows = league(played, {"silent": silent}, 3, strengths=(1, 2, 3))
+    rows = league(played, {"silent": silent}, 3, sizes=(None, 1, 2))
     again = json.loads(as_json(rows))
     assert [row["method"] for row in again] == ["guess", "silent"]
     assert again[1]["recovered"] == again[1]["false_claims"] == [0, 0]
@@ -115,3 +115,14 @@ def test_a_room_without_a_story_is_refused() -> None:
     model, tokenizer = load_shipped("worlds")
     with pytest.raises(ValueError, match="labelled=3 stories do not end in all 8 rooms"):
         rounds(model.float(), tokenizer, seeds=1, labelled=3, new=2)
+
+
+def test_a_size_is_a_length_and_the_methods_own_does_not_count(played: list[Round]) -> None:
+    """Who writes a change ten times as long flips as many once both have the same size."""
+
+    def long(model, layer, states, rooms):
+        read, write = mean_difference(model, layer, states, rooms)
+        return read, lambda x, new: x + 10 * (write(x, new) - x)
+
+    _, a, b = league(played, {"as it is": mean_difference, "long": long}, 3, sizes=(None, 1))
+    assert a.flips[1] == b.flips[1] and a.flips[0] != b.flips[0]
