@@ -10,7 +10,7 @@ so that it means another room. Does the model then say that room? The states are
 block of ``worlds``, at the last token before the room.
 """
 
-# sphinx_gallery_needs = ["../10_after_pretraining/6_worlds"]
+# sphinx_gallery_needs = ["1_probes", "5_dictionary"]
 # sphinx_gallery_words = ["benchmark of interpretability", "AxBench", "SAEBench", "steering vector", "activation steering", "difference of means", "DiffMean", "probe against sparse autoencoder", "ground truth", "which interpretability method is best", "logit lens", "tuned lens", "Jacobian lens", "control task", "causal intervention", "do sparse autoencoders work", "steer a model", "activation addition", "representation engineering"]
 from statistics import mean
 
@@ -112,15 +112,11 @@ for r in at_the_end:
     print(spread(r.recovered), spread(r.false_claims), spread(r.flips[2]))
 end = {r.method: r for r in at_the_end}
 
-others = [v for name, v in reading.items() if name != "linear probe"]
-assert reading["linear probe"] > max(others)
+assert reading["linear probe"] == max(reading.values())
 assert reading["dictionary"] < reading["guess"] - 0.03
 for name in ("logit lens", "tuned lens", "Jacobian lens"):
     assert reading[name] < reading["guess"] + 0.06
-false = {name: mean(r.false_claims) for name, r in at_3.items()}
-assert false["linear probe"] < min(
-    v for n, v in false.items() if n != "linear probe"
-)
+assert at_3["linear probe"] == min(rows, key=lambda r: mean(r.false_claims))
 assert flips["guess"][2] < 0.1
 for name, r in end.items():
     if name not in ("guess", "dictionary"):
@@ -228,8 +224,9 @@ assert mean(end["mean difference"].flips[2]) > 0.9
 assert mean(end["dictionary"].flips[2]) < 0.6
 
 # %%
-# It holds here: a little in front of the last block, by far after it. Our dictionary is small, and its features were fitted
-# to a few thousand states. AxBench had the best public ones.
+# It holds for this dictionary: a little in front of the last block, by far after it. But it is small, and it was fitted to
+# the states of all tokens of a few dozen stories. What a dictionary is fitted to matters as much as what it is: see
+# exercise 3.
 #
 # *A tuned lens is more faithful than the logit lens* (`Belrose et al., 2023 <https://arxiv.org/abs/2303.08112>`_). Not at this token of this model: both name
 # about as many rooms. Ours was fitted on a few dozen stories. And a lens is made to say what the model will say, which is
@@ -246,7 +243,9 @@ print(play.as_json(rows)[:160])
 # 1. *Easy.* Give the probe no right to abstain: write a method that calls ``play.probe`` and reads with the highest score
 #    of ``fit_probe`` instead. What happens to its false claims?
 # 2. *Easy.* Play the league at ``layer=2``. Which methods are above the guess?
-# 3. *Hard.* Beat the league: write a method that recovers more than the probe in front of the last block, with fewer
+# 3. *Medium.* Write a method that fits its own dictionary, with 64 features, 4 of them active, to the labelled states that
+#    it is given, and plays through it. How much of the gap in flips closes, and does it read better?
+# 4. *Hard.* Beat the league: write a method that recovers more than the probe in front of the last block, with fewer
 #    false claims, from the same 300 stories. A good answer holds over ten rounds (``seeds=10``).
 #
 # Summary
