@@ -95,7 +95,8 @@ plt.show()
 # --------------
 #
 # Begin with the guess. It is right in more than a third, because a story names two or three rooms. A method that
-# recovers as much has shown nothing. At this place the three lenses are there, and the dictionary is below.
+# recovers no more has not shown that it knows anything but the words. Here that is so for the three lenses, and the
+# dictionary does worse.
 #
 # Only the probe is clearly above. It also makes the fewest false claims, because it may abstain: it speaks only where one
 # room has half of its probability.
@@ -126,8 +127,8 @@ for name in ("mean difference", "logit lens", "other story"):
     assert mean(end[name].flips[0]) > 0.97
 
 # %%
-# There everybody but the dictionary reads about as well as the model itself answers, and no method can be told from
-# another. A comparison at the easiest place says nothing about methods.
+# There everybody but the dictionary reads about as well as the model itself answers, so reading tells these methods apart
+# no more. A comparison at the easiest place says little about methods.
 #
 # A change has a length
 # ---------------------
