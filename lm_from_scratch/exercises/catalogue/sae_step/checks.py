@@ -215,7 +215,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="sae_step", function="dictionary_step", page="11_look_inside/5_dictionary", draft=True,
+    name="sae_step", function="dictionary_step", page="11_look_inside/5_dictionary",
     minutes=25, difficulty=2,
     outcome="Train a sparse autoencoder: few active features, an error that has a scale, "
             "directions of length 1.",
