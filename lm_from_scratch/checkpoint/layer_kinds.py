@@ -19,7 +19,7 @@ NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers":
 
 def some_slide(config: Mapping[str, Any]) -> dict[str, Any]:
     """Listed in new files; in old ones two numbers and a switch. A window that no layer uses is
-    none."""
+    none. Raises ``ValueError`` for a list that is none of words, or not one for each layer."""
     slides, window, types = (
         config[key] for key in ("use_sliding_window", "sliding_window", "layer_types")
     )
@@ -145,7 +145,7 @@ def latent_layers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def some_rotate(config: Mapping[str, Any]) -> dict[str, Any]:
     """A 1 for each layer that rotates, by name or by interval. The list may be longer than the
-    model, as for one that was cut."""
+    model, as for one that was cut. Raises ``ValueError`` for a shorter one."""
     listed, n_layer = config["no_rope_layers"], config["num_hidden_layers"]
     require(Layers, num_hidden_layers=n_layer)
     if listed is None:

@@ -161,13 +161,14 @@ def as_json(rows: Sequence[Row]) -> str:
 
 
 def share(true: Tensor) -> float:
-    """The share of what is true; 0 of nothing."""
+    """The share of ``true`` (N,) that is; 0 of nothing."""
     return true.double().mean().item() if len(true) else 0.0
 
 
 def linear(weight: Tensor, states: Tensor, rooms: Tensor) -> Write:
     """The write of whoever reads scores ``states @ weight``, weight (C, 8): the smallest change of
-    a state after which it has the mean scores of the room's own ``states`` (N, C)."""
+    a state after which it has the mean scores of the room's own ``states`` (N, C), whose ``rooms``
+    are (N,)."""
     scores = states @ weight
     typical = torch.stack([scores[rooms == room].mean(0) for room in range(weight.shape[1])])
     back = torch.linalg.pinv(weight)  # (8, C)
@@ -175,7 +176,8 @@ def linear(weight: Tensor, states: Tensor, rooms: Tensor) -> Write:
 
 
 def probe(model: CausalLM, layer: int, states: Tensor, rooms: Tensor) -> tuple[Read, Write]:
-    """A linear probe. It abstains where no room has half of the probability."""
+    """A linear probe of ``states`` (N, C) for ``rooms`` (N,). It abstains where no room has half of
+    the probability."""
     found = fit_probe(states, rooms, len(ROOMS), decay=1e-2, steps=60)
 
     def read(x: Tensor) -> Tensor:
@@ -188,8 +190,8 @@ def probe(model: CausalLM, layer: int, states: Tensor, rooms: Tensor) -> tuple[R
 def mean_difference(
     model: CausalLM, layer: int, states: Tensor, rooms: Tensor
 ) -> tuple[Read, Write]:
-    """The mean of a room's states minus the mean of all: a direction for each room. A state says
-    the room whose direction is closest to its own."""
+    """The mean of a room's ``states`` (N, C), by ``rooms`` (N,), minus the mean of all: a direction
+    for each room. A state says the room whose direction is closest to its own."""
     middle = states.mean(0)
     means = torch.stack([states[rooms == room].mean(0) for room in range(len(ROOMS))])
     weight = F.normalize(means - middle, dim=-1).T
@@ -245,8 +247,8 @@ def through_features(fitted: Mapping[int, Dictionary]) -> Method:
 
 
 def other_story(model: CausalLM, layer: int, states: Tensor, rooms: Tensor) -> tuple[Read, Write]:
-    """Reads the room whose mean state is the nearest, and writes, in place of the whole state, that
-    of the labelled story which is nearest to the mean of its room."""
+    """Reads the room whose mean of ``states`` (N, C), by ``rooms`` (N,), is nearest. In place of a
+    whole state it writes that of the labelled story nearest to the mean of the new room."""
     means = torch.stack([states[rooms == room].mean(0) for room in range(len(ROOMS))])
     far = torch.cdist(means, states).masked_fill(
         torch.arange(len(ROOMS))[:, None] != rooms, float("inf")

@@ -155,7 +155,7 @@ class Attention(SinkLayer):
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
-    """The gated product above, elementwise, of two tensors of one shape (..., F)."""
+    """The gated product above, elementwise, of ``gate`` and ``up`` (..., F)."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
