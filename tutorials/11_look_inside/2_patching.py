@@ -2,8 +2,10 @@ r"""
 Change one thought
 ==================
 
-Two stories differ in one word. In the first Mia has the key, in the second Tom has it. The model reads the *first*.
-At one token, in front of one block, we put in its state from the second. Whom will it name? Try it, with these stories and
+A probe finds what is in a state. Does the model *use* it? Change the state and see.
+
+Two stories differ in one word. In the first Mia has the key, in the second Tom has it. The model reads the *first*, but
+at one token, before one block, we put in the state from the second. Whom will it name? Try it, with these stories and
 with others:
 
 .. live:: move
@@ -31,7 +33,7 @@ second = first.replace("Mia has", "Tom has")
 ids = [tokenizer.start(f"{t} Who has the key?") for t in (first, second)]
 a, b = torch.tensor(ids)[:, None]  # (1, T) each
 mia, tom = (tokenizer.encode(name)[0] for name in (" Mia", " Tom"))
-measure = difference(mia, tom)  # the logit of Tom minus that of Mia
+measure = difference(mia, tom)  # the logit of " Tom" minus that of " Mia"
 own, other = measure(model(a)), measure(model(b))
 patched = patch_tokens(model, a, b, measure)  # (L, T)
 moved = (patched - own) / (other - own)
@@ -40,7 +42,7 @@ fig, (ax,) = plot.figure(4.2, 6.4)
 plot.number_map(ax, 100 * moved.T, largest=100)
 ax.set_yticks(range(a.shape[1]), tokenizer.pieces(a[0].tolist()))
 ax.set_xticks(range(4))
-ax.set(title="Way to the other answer, in %", xlabel="in front of block")
+ax.set(title="Way to the other answer, in %", xlabel="before block")
 plt.show()
 assert own < -1 and other > 1
 # 14: Mia, 18: the full stop after the key, 23: the question mark
@@ -52,11 +54,11 @@ assert moved[:, 15:18].abs().max() < 0.1
 assert moved[:, 19:23].abs().max() < 0.1
 
 # %%
-# This is *activation patching*. Each cell is a run of its own: the first story with one state exchanged. 0 means that
-# the model answers as before, 100 that it answers as to the second story: "Tom".
+# This is *activation patching*. Each cell is a run of its own: the model reads the first story, with one state exchanged.
+# 0 means that it answers as before, 100 that it answers as it does to the second story: "Tom".
 #
-# Nearly all cells are 0, and the others tell how the fact travels. In front of block 0 it is in the word " Mia", and
-# nowhere else. Then it is in the full stop of that sentence. In front of the last block it is in the question mark, where
+# Nearly all cells are 0, and the few large ones show how the fact travels. Before block 0 it is in the word " Mia", and
+# nowhere else. Then it is in the full stop of that sentence. Before the last block it is in the question mark, where
 # the answer will be said. Each step is attention: one token reads another, and goes on with what it read.
 #
 # The words "the key" never carry it. You might have bet on them.
@@ -64,13 +66,14 @@ assert moved[:, 19:23].abs().max() < 0.1
 # Two laws
 # --------
 #
-# The measure is a difference of logits, "Tom" minus "Mia": below 0 for the first story, above 0 for the second. The map
-# divides what a patch changes by the difference of both runs.
+# A logit is the model's score for a next word. We measure the logit of "Tom" minus that of "Mia": below 0 for the first
+# story, above 0 for the second. The map shows how far a patch moves it from the one to the other.
 #
 # Two laws hold for any model, and they catch most mistakes in such code. Put in the states of the second
-# run at *every* token in front of one block: the result is the second run. Put in the run's *own* states: nothing changes.
+# run at *every* token before one block: the result is the second run. Put in the run's *own* states: nothing changes.
 #
-# ``put(values, where)`` is the edit of a site that takes ``values`` at the tokens where ``where`` is true.
+# A ``Site`` is a place in the model, here the states that enter block 2. ``put(values, where)`` replaces them by
+# ``values`` at the tokens where ``where`` is true.
 
 from lm_from_scratch.inside.patching import put, run
 from lm_from_scratch.inside.sites import Site, activations
@@ -91,9 +94,9 @@ assert torch.allclose(nothing, logits_a, atol=1e-4)
 # Does the rest follow?
 # ---------------------
 #
-# A changed logit is little. Does the model now go on as if Tom had the key? We put in the strongest of those states, that of
-# the full stop in front of block 2, and let the model write its answer. The patch acts while the story is read; what
-# later tokens read of it stays in the cache.
+# A changed logit is only one number. Does the model now go on as if Tom had the key? We exchange the state of the full stop
+# before block 2 and let the model write its whole answer. The patch acts while the story is read; what later tokens
+# read of it stays in the cache.
 
 from lm_from_scratch.generation.generate import complete, generate
 from lm_from_scratch.generation.sampling import GREEDY
@@ -130,13 +133,13 @@ assert answers(texts, {}) == ["Mia has the key, in the hall."]
 assert answers(texts, thought([second])) == ["Tom has the key, in the garden."]
 
 # %%
-# It does. Nothing in the text has changed, but one state has, and with the holder the room changed, too: the garden is
-# Tom's.
+# It does. Not a word of the text has changed, only one state. The model now names Tom, and the garden, where Tom is.
 #
-# One story proves nothing. Take sixteen, with other names and rooms. A program that knows the worlds, ``check``, reads
-# the second story with the answer and finds the faults.
+# One story proves nothing. Take sixteen, with other names and rooms. ``check``, the program that knows the world, reads
+# the second story followed by the patched answer, and reports what is wrong.
 #
-# **Predict first.** The holder changes in all sixteen. In how many is the room right as well?
+# **Predict first.** Asked who has the key, the patched model names the second person in nearly all sixteen. Asked where
+# the key is, in how many does it name that person's room?
 #
 # * In all or nearly all.
 # * In about half.
@@ -179,19 +182,19 @@ assert (
 )
 
 # %%
-# In a few. In the others the model says that the second has the key, in the room of the *first*, which is true in neither
-# story. The first name still stands in the text, and the room comes by another way, which we did not cut.
+# In a few. In most others it names the room of the *first* person, which is wrong in the second story. The first name is
+# still in the text, and the room reaches the answer by another path, which we did not patch.
 #
 # So the map of one logit showed half of the fact, and our one example was lucky. On real text, who would have noticed?
 #
-# To be there is not to be used
-# -----------------------------
+# It is there. Is it used?
+# ------------------------
 #
-# In the last lesson a probe found the room of the key one block before the end, at the token where it is due, in
-# more than two of five stories. Does the model read it there?
+# In the last lesson a probe found the room of the key one block before the end, at the last token, in more than two of
+# five stories. Does the model read it there?
 #
-# ``counterfactual`` changes one word of a story, so that another room is right. We keep pairs where the model is right
-# twice.
+# ``counterfactual`` changes one word of a story, so that another room is right. We keep the pairs in which the model
+# answers both stories correctly.
 
 from lm_from_scratch.inside.sites import stream_sites
 from lm_from_scratch.text.asked import asked, batch, counterfactual
@@ -208,9 +211,10 @@ kept = (x.said(logits_x) == x.rooms) & (y.said(logits_y) == y.rooms)
 print(len(kept), "pairs,", kept.sum().item(), "of them right twice")
 
 # %%
-# Now exchange one state in all of them, at three tokens, in front of every block and of the last norm.
+# Now exchange one state in each story: at one of three tokens, before one of the blocks or before the last norm.
 #
-# **Predict first.** The state where the room is due, in front of block 3: how many answers change with it?
+# **Predict first.** We exchange the state of the last token, where the room is due, before block 3. How many answers
+# change to the other room?
 #
 # * About half: as many as the probe had found.
 # * Next to none.
@@ -232,7 +236,7 @@ fig, (ax,) = plot.figure(4.8, 2.9)
 for (name, line), style in zip(shares.items(), ("o-", "^:", "s--")):
     ax.plot(line, style, label=name)
 ax.set_xticks(range(5), [*"0123", "norm"])
-ax.set(xlabel="in front of block", title="Share of answers that change")
+ax.set(xlabel="before block", title="Share of answers that change")
 ax.legend(fontsize=9)
 plt.show()
 
@@ -242,30 +246,35 @@ assert shares["room is due"][3] < 0.25 and shares["room is due"][4] > 0.99
 assert max(shares["one token before"]) < 0.1
 
 # %%
-# Next to none. Up to the last block the answer hangs on the word in the story: block 3 fetches the room from there.
-# What the probe found was on its way, or a by-product: hardly an answer hung on it. One token before, the probe finds the room in
-# two of five stories at the end, and no answer changes either: in front of the norm, nothing reads that token any more.
+# Next to none. Until the last block the answer depends on the word in the story: block 3 fetches the room from there.
+# What the probe found at the last token was hardly used.
 #
-# *A probe says what could be read. A patch says what is.* It says so of one place and one pair of texts: what both
-# texts share stays unseen, and a fact with two ways can survive the loss of one.
+# One token earlier, a probe finds the room in two of five stories after the last block. Patching it changes hardly any
+# answer either: after that block, nothing reads this token any more.
+#
+# *A probe says what could be read. A patch says what is read.* But it speaks of one place and one pair of texts. What both
+# texts share stays unseen, and a fact that travels by two paths can survive the loss of one.
 #
 # What others do
 # --------------
 #
 # Patching goes back to `Vig and others <https://arxiv.org/abs/2004.12265>`_. `Meng and others <https://arxiv.org/abs/2202.05262>`_ traced facts through GPT with it, and `Wang and others
-# <https://arxiv.org/abs/2211.00593>`_ a circuit of 26 heads. TransformerLens draws the map above with one call,
-# ``get_act_patch_resid_pre``, for many published models, and ARENA repeats that circuit with it. There, as here, the logit
-# of the answer can be scored. Whether the rest of a text follows, a program can say of a known world only.
+# <https://arxiv.org/abs/2211.00593>`_ a *circuit*, 26 heads that work together. TransformerLens computes the map above with one call,
+# ``get_act_patch_resid_pre``, for many published models, and ARENA repeats Wang's circuit with it. There, as here, the logit
+# of the answer can be scored. Whether the rest of the text follows can be scored only where the world is known.
 #
-# Meng and others spoil a text with noise and put states of the clean run back. Two clean texts, as here and with Wang, keep
-# every state one that the model has met before.
+# Meng and others spoil a text with noise and put states of the clean run back. With two clean texts, as here and in Wang's
+# work, every state is one that the model really has.
+#
+# The map shows between which tokens a fact travels. `Which heads carry it? <3_lookup_heads.ipynb>`_ The next lesson looks at
+# each of them.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Draw the map for ``part="attention"`` and for ``part="mlp"`` in ``patch_tokens``. A good answer says which
 #    block moves the fact at each step, and by which part.
-# 2. *Easy.* Swap the texts: read the second, patch from the first. A good answer names the cells that differ.
+# 2. *Easy.* Swap the texts: read the second, patch in states of the first. A good answer names the cells that differ.
 # 3. *Hard.* Change two states in ``thought``, so that the key is in Tom's room as well. A good answer gives the score of both
 #    questions in the sixteen stories, and shows the room's way in a map of its own.
 #
@@ -273,5 +282,6 @@ assert max(shares["one token before"]) < 0.1
 # -------
 #
 # * A patch puts one state of another run into this one. If the answer changes, the fact passed through there.
-# * The states of all tokens make the other run, a run's own states change nothing: test both before you believe a map.
-# * A state can hold what nobody reads, and an answer can change without its consequences. Score the rest of the story.
+# * Patch all tokens, and you get the other run; patch in a run's own states, and nothing changes. Test both before you
+#   believe a map.
+# * A state can hold what nothing reads, and an answer can change without its consequences. Score the rest of the story.

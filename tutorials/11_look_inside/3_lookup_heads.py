@@ -2,8 +2,8 @@ r"""
 Heads that look things up
 =========================
 
-A story asks "Where is Mia? Mia is in the", and the model ``worlds`` says the right room. No room stands in the
-question, so the model must have looked it up in the story. Which part of it does that?
+A story ends with "Where is Mia? Mia is in the", and the model ``worlds`` mostly says the right room. The question names no
+room, so the model must look it up in the story. Which of its attention heads do that?
 
 Each row below is one of its 16 heads, and shows where that head looks at the moment when the room must be said. 3.0 is
 head 0 of block 3.
@@ -51,7 +51,7 @@ assert words[one[1].argmax()] == " in" and words[one[10].argmax()] == " Mia"
 
 # %%
 # ⊢ is the start of the text. In the last block, 3.0, 3.1 and 3.3 look at "garden", the right room. Others have jobs of
-# their own: 0.1 looks at the token before, 2.2 at the name that is asked for.
+# their own: 0.1 looks at the token before, 2.2 at the name in the question.
 #
 # One story proves nothing. The lesson on `attention maps <../1_gpt2/6_attention_maps.ipynb>`_ gave each habit a
 # score, and could only say *that* a head looks there. Here a program knows which room is right.
@@ -59,8 +59,8 @@ assert words[one[1].argmax()] == " in" and words[one[10].argmax()] == " Mia"
 # Do they look at the right room?
 # -------------------------------
 #
-# ``two_questions`` makes stories and asks each about two people who are in different rooms. Of the two texts only the name
-# differs, so a head that looks at the right room in both must have understood the question.
+# ``two_questions`` makes stories and asks each about two people who are in different rooms. The two texts differ only in the
+# name, so a head that looks at the right room in both must depend on the name.
 
 from lm_from_scratch.text.asked import batch, two_questions
 
@@ -79,8 +79,8 @@ def weight_on(marked):
 
 
 # %%
-# **Predict first.** Five heads give most of their weight to rooms. How many of them look at the right room more than
-# at all other rooms together?
+# **Predict first.** Five heads give most of their weight to rooms. How many of them give the right room more than all
+# other rooms together?
 #
 # * none
 # * three
@@ -117,18 +117,18 @@ assert abs(share[1, 2] - blind) < 0.1
 assert on_right[3, LOOKUPS].min() > 10 * even
 
 # %%
-# Three: the heads of the last block. 1.2 looks at rooms, but at the right one no more often than a head that looks at all
-# rooms alike. 2.1 is between.
+# Three: those of the first figure. 1.2 looks at rooms, but at the right one no more than a head that looks at all rooms
+# alike. 2.1 is in between.
 #
-# An even head, which looks at every token alike, would have a thirtieth of its weight on the right room. By that yardstick
+# An *even* head, which looks at every token alike, would have a thirtieth of its weight on the right room. By that yardstick
 # 1.2 would have passed as well. Compare with what a head could do *without* understanding the question.
 #
 # Do they copy?
 # -------------
 #
-# To look is one thing, to pass on what is seen another. What a head writes into the stream is a vector like any other, so
-# give it alone to the model's last norm and head: which room does it speak for? Compare that with the room that
-# the head looked at most, right or wrong.
+# Looking is one thing, passing on what is seen another. What a head adds to the residual stream is a vector, so give it
+# alone to the model's last norm and output layer. Which room has the highest score? That is the room that the head *speaks
+# for*. Compare it with the room that the head looked at most, right or wrong.
 
 sites = [Site("heads", l) for l in range(L)]
 logits, fetched = activations(model, q.idx, sites, positions=q.positions)
@@ -154,15 +154,15 @@ assert speaks[3, 3] > 0.6 > speaks[1, 2] + 0.1
 assert truth > 0.65
 
 # %%
-# They copy: 3.0, 3.1 and 3.3 speak for the room that they look at in about nine of ten stories. 2.1 copies as well,
-# from the wrong rooms too. 3.3 alone speaks for the right room nearly as often as the whole model.
+# They copy: 3.0, 3.1 and 3.3 speak for the room that they look at in about nine of ten stories. 2.1 copies as well, but
+# often a wrong room. 3.3 by itself speaks for the right room nearly as often as the whole model.
 #
 # Is that induction?
 # ------------------
 #
-# An induction head looks at what followed an earlier copy of the last words. One that goes by "the" would look at
-# keys, boxes and all rooms alike. One that goes by "in the" would find no room in "Mia goes to the garden". Take the
-# stories in which the right room only ever follows "to the":
+# An *induction head* looks at what came after an earlier copy of the last words. After "the", it would look at keys, boxes
+# and all rooms alike. After "in the", it would find no room in "Mia goes to the garden". So take the stories in which the
+# right room only ever follows "to the":
 
 to = tokenizer.encode("goes to")[-1]
 after_to = right & (q.idx.roll(2, 1) == to)
@@ -183,12 +183,12 @@ assert (right.sum(1) / room.sum(1))[only].mean() < 0.35
 # Silence one
 # -----------
 #
-# ``silence`` gives a head its mean over other stories, at every token: it still writes into the stream, but the same
-# whatever it reads.
+# ``silence`` replaces what a head writes by its mean over other stories (a *mean ablation*): it still writes, but always the
+# same, whatever it reads.
 #
 # **Predict first.** Each of the three lookup heads is silenced alone. What becomes of the answers?
 #
-# * a third of them goes wrong, because a third of the lookup is missing
+# * a third of them go wrong, because a third of the lookup is missing
 # * most stay right
 # * all go wrong
 
@@ -226,19 +226,19 @@ assert without[0, :2].max() < without[3, LOOKUPS].min()
 
 # %%
 # Most stay right. What one of the three no longer says, the other two still say; without all three together about half
-# of the right answers are gone. One head at a time would have told you that none of the three matters much.
+# of the right answers are gone. Silence one head at a time, and you would think that none of the three matters much.
 #
-# The largest losses are in block 0, at heads that look at no room from here. What they write at other tokens is needed
-# by everything that follows. So an ablation shows what is needed, and not where the answer is found.
+# The largest losses are in block 0, at heads that look at no room from the last token. What they write at other tokens is
+# needed by everything that follows. So an ablation shows what is needed, not where the answer is found.
 #
 # Who tells them where to look?
 # -----------------------------
 #
-# The lookup heads look at another room as soon as another name is asked for. So some head must have brought them the name.
-# ``patch_path`` finds it: the model reads the first question, and along one path alone it hears what a head fetched
-# for the second. If that turns the answer around, news of the name takes this path.
+# Ask for another name, and the lookup heads look at another room. Who told them? ``patch_path`` tests one path at a time,
+# from one head to a later part of the model. The model reads the first question, but along this path it gets what the head
+# fetched for the second. If the answer changes, news of the name takes this path.
 #
-# We take 12 stories in which the model answers both questions rightly. 0 stands for its own answer, 1 for the other one.
+# We take 12 stories in which the model answers both questions correctly. 0 is its own answer, 1 the other one.
 
 both = (q.said(logits) == q.rooms).view(-1, 2).all(1)
 first, second = (2 * both.nonzero()[:12, 0] + i for i in (0, 1))
@@ -252,11 +252,11 @@ def margin(logits):
 
 
 # %%
-# **Predict first.** Heads 1.1 and 2.2 look at the name that is asked for, 1.2 and 2.1 look at rooms. From which does
-# news go into the attention of block 3?
+# **Predict first.** Heads 1.1 and 2.2 look at the name in the question, 1.2 and 2.1 look at rooms. From which of them does
+# the news go into the attention of block 3?
 #
-# * from 1.1 and 2.2
-# * from 1.2 and 2.1
+# * from 1.1 and 2.2: block 3 needs the name
+# * from 1.2 and 2.1: block 3 needs the rooms
 # * from all four
 
 name = weight_on(q.idx == q.idx[:, [-4]])  # the name in the answer, anywhere
@@ -287,20 +287,22 @@ assert to_end[:3].max() < to_end[3, LOOKUPS].min()
 # From 1.1 and 2.2. They bring the name to the last token, and with it the heads of block 3 look at the room of that person.
 # What the heads of block 3 find goes straight to the end. Together these five are a *circuit*: name, room, answer.
 #
-# It is not all of the circuit. The shares do not add up to 1, and how the token "garden" came to know that Mia is meant is
-# another path, for which stories must differ in their facts.
+# It is not the whole circuit. The shares do not add up to 1. And how the token "garden" learns that it is Mia's room is
+# another path, for which stories must differ in their facts (exercise 3).
 #
-# How others do it
-# ----------------
+# What others do
+# --------------
 #
 # The best known circuit is that of Wang et al. (2022, `Interpretability in the Wild <https://arxiv.org/abs/2211.00593>`_).
-# GPT-2 small reads "When Mary and John went to the store, John gave a drink to". *Name movers* copy "Mary", and backups step
-# in when these are silenced. Olsson et al. (2022, `on induction heads <https://arxiv.org/abs/2209.11895>`_) score
-# looking and copying apart, as above.
+# GPT-2 small reads "When Mary and John went to the store, John gave a drink to". *Name movers* copy "Mary", and other
+# heads step in when these are silenced. Olsson et al. (2022, `on induction heads <https://arxiv.org/abs/2209.11895>`_) score
+# looking and copying separately, as above.
 #
-# The ARENA course rebuilds it with TransformerLens, whose models have a hook at every number: a path takes a few dozen
-# lines of hooks there, and a GPU helps with 144 heads. The right name is known there as well, because a template made the
-# sentence. Here it is known for every story, in whatever order things happened, and the sweep over 28 paths takes seconds.
+# The ARENA course rebuilds Wang's circuit with TransformerLens: a path takes a few dozen lines there, and a GPU helps with
+# 144 heads. The right name is known there as well, because a template made the sentence. Here it is known for every story,
+# in whatever order things happened.
+#
+# The room is found in block 3. Could you have read it off the state earlier? `A lens <4_lens.ipynb>`_ tries.
 #
 # Exercises
 # ---------
@@ -314,7 +316,8 @@ assert to_end[:3].max() < to_end[3, LOOKUPS].min()
 # Summary
 # -------
 #
-# * Where the right token is known, looking is scored against heads that could not know it: one that looks everywhere,
-#   and one that looks at all rooms.
-# * Looking, copying and being needed are three questions. Heads that do the same hide each other when one is silenced.
+# * Where the right token is known, score a head against heads that could not know it: one that looks everywhere, and one
+#   that looks at all rooms alike.
+# * Looking, copying and being needed are three questions. When you silence one of several heads that do the same work,
+#   the others hide the loss.
 # * Path patching shows who tells whom: name heads tell the lookup heads where to look.

@@ -2,9 +2,11 @@ r"""
 A dictionary of features
 ========================
 
-A state of the model ``worlds`` is 128 numbers, and none of them means anything by itself. A *sparse autoencoder* gives a
-dictionary instead: a list of features, of which only a few are active in any state. Researchers read names into such
-features. Here a program knows the room of the key in every story, so each name gets a score:
+A state of the model ``worlds`` is 128 numbers, and no single one tells you anything. A *sparse autoencoder* describes the
+state by *features* instead, of which only a few are active at a time. The list of all features is its dictionary.
+
+Researchers give such features names, such as "kitchen". Here a program knows the room of the key in every story, so each
+name gets a score: is the feature active in the stories of its room, and in no others?
 """
 
 # sphinx_gallery_needs = ["1_probes"]
@@ -41,7 +43,8 @@ def scores(dictionary):  # of these features, on the 300 others
 
 
 # %%
-# Three dictionaries are fitted, and for comparison three are drawn by chance:
+# We fit three dictionaries, and draw three more by chance to compare them with. For each room, the feature that fits it best
+# is scored. The score, *F1*, goes from 0 to 1:
 
 found, drawn = [], []
 for seed in range(3):
@@ -66,12 +69,13 @@ assert 0.5 < fitted.mean() < 0.8
 assert fitted.mean() > chance.mean() + 0.02 > 0.4
 
 # %%
-# Fitted features are a little better than random directions, and none is the room. F1 asks two things at once: of the
-# stories in which a feature is active, how many end in that room, and of the stories that end in the room, in how many is
-# it active? It is 1 only if feature and room always come together.
+# Fitted features are a little better than random directions, and none is a sure sign of its room. F1 asks two things at once.
+# Of the stories in which a feature is active, how many end in that room? (This is its *precision*.) And of the stories
+# that end in the room, in how many is the feature active? (Its *recall*.) F1 is 1 only if feature and room always come
+# together.
 #
-# Each feature was chosen on 600 stories and scored on 300 others. With 64 to choose from, the best of them fits by luck as
-# well, and the random directions show how well.
+# Each feature was chosen on 600 stories and scored on 300 others. With 64 to choose from, the best one fits quite well by
+# luck alone. The random directions show how well.
 #
 # What it is
 # ----------
@@ -82,12 +86,18 @@ assert fitted.mean() > chance.mean() + 0.02 > 0.4
 #
 #    f = \mathrm{top}_k\left((x - b)\, W + a\right), \qquad \hat x = f D + b
 #
-# The rows of D are directions of length 1. It learns to give x back, with only k numbers that are not 0. That the features
-# mean something is not asked of it: it is hoped.
+# The matrix W and the numbers a say how active each feature is. The rows of D, directions of length 1, are added up again,
+# and b is a centre from which all of this is counted. All four are learned.
 #
-# The hope has a reason. A state may hold many more things than it has numbers, each as a direction, if only few of them
-# are there at a time (`Bricken et al., 2023 <https://transformer-circuits.pub/2023/monosemantic-features>`_). Keeping the
-# k largest is by `Gao et al., 2024 <https://arxiv.org/abs/2406.04093>`_. Ours has 64 features, of which 4 may be active.
+# The dictionary learns to give x back, with only k numbers that are not 0. Nothing asks its features to mean something. That
+# is a hope.
+#
+# The hope has a reason. A state may hold many more things than it has numbers, each as a direction, if only a few of them
+# are there at a time: this is called *superposition* (`Bricken et al., 2023 <https://transformer-circuits.pub/2023/monosemantic-features>`_). Keeping the
+# k largest comes from `Gao et al., 2024 <https://arxiv.org/abs/2406.04093>`_.
+#
+# Ours is tiny: 64 features, of which 4 may be active. How much of the states' variance, their spread around the mean, does
+# it lose?
 
 dictionary = found[0]
 f = dictionary.encode(x)  # (900, 64)
@@ -98,15 +108,15 @@ assert (f > 0).sum(1).max() <= 4
 assert 0.1 < mean(lost) < 0.4
 
 # %%
-# Dead, split and shared
-# ----------------------
+# Would you find it again?
+# ------------------------
 #
-# **Predict first.** Three dictionaries were fitted to the same states, from three seeds. Of the 64 directions of the
-# first, how many has the second found, too (cosine above 0.9)?
+# **Predict first.** Our three dictionaries were fitted to the same states, from three seeds. How many of the 64 directions
+# of the first has the second found, too? (We count those with a cosine above 0.9: nearly the same direction.)
 #
-# * Nearly all: they are in the model, and the dictionary finds them.
+# * Nearly all: they are in the model, and each fit finds them.
 # * About half.
-# * Fewer than a quarter.
+# * Fewer than a quarter: many sets of directions do equally well.
 
 same = []
 for other in found[1:]:
@@ -123,7 +133,7 @@ assert max(same) < 0.25
 # them may be gone with the next seed.
 #
 # Some features are *dead*: no state here activates them. Others are *split*: a room has several features, each for a part
-# of its stories. Here few features are almost only for one room at all:
+# of its stories. Here only a few features belong mainly to one room:
 
 for name, d in zip(("first", "second", "third"), found):
     active = (d.encode(x) > 0).float()
@@ -135,18 +145,19 @@ for name, d in zip(("first", "second", "third"), found):
 # What does a feature say?
 # ------------------------
 #
-# The usual way to name a feature is to read the texts in which it is most active. Here are the best for that of "kitchen":
+# The usual way to name a feature is to read the texts in which it is most active. Here are the top four for the feature
+# that was chosen for "kitchen":
 
 kitchen = best_features(dictionary)[0]
 for i in f[:, kitchen].topk(4).indices:
     print(stories[i].text[-48:], "|", stories[i].room)
 
 # %%
-# **Predict first.** Its top stories look convincing. Of *all* stories in which it is active, how many end in the
-# kitchen?
+# **Predict first.** These are the four stories in which it is most active. Of *all* stories in which it is active, how many
+# end in the kitchen?
 #
-# * All, or nearly all.
-# * Clearly fewer: the top stories are its best side.
+# * All, or nearly all: it is the feature for "kitchen".
+# * Clearly fewer: it is active in other stories as well.
 
 precision = []
 for d in found:
@@ -159,14 +170,14 @@ print(f"mean of all rooms and seeds: {mean(precision):.0%}")
 assert mean(precision) < 0.85
 
 # %%
-# Clearly fewer. A name that is read off the top stories describes the top stories. What the feature does at a weak
-# activation counts as well, and has to be counted.
+# Clearly fewer. A name that is read off the top stories describes the top stories. The stories in which the feature is
+# weakly active count as well.
 #
 # Steer with one
 # --------------
 #
-# A feature can also be pushed. We add the direction of a room's feature to every state, as long as the state itself, and
-# see how often the model now says that room:
+# You can also push a feature, to *steer* the model. We add the direction of a room's feature to every state, scaled to the
+# length of the state, and see how often the model now says that room:
 
 said = []
 for room, feature in enumerate(best_features(dictionary)):
@@ -177,16 +188,18 @@ for room, feature in enumerate(best_features(dictionary)):
 assert mean(said) > 0.8
 
 # %%
-# Nearly always. So a feature that names the room badly can still say it loudly: reading and steering are two abilities. And
-# here, after the last block, any direction that raises a word will do. The league of this chapter asks
-# whether simpler methods do the same.
+# Nearly always. So a feature that is a poor sign of its room can still make the model say it: reading and steering are two
+# abilities. And here, after the last block, any direction that raises a word will do.
+#
+# `The league <7_league.ipynb>`_, the last lesson, asks whether simpler methods do the same. First, something that all tools
+# so far took for granted: a trained model. `How did it grow? <6_how_it_grew.ipynb>`_
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Fit with 32 features and k=2, and with 256 and k=8. What happens to F1, to what is given back, and to the
 #    dead features?
-# 2. *Medium.* Use ``slots.states[3]``, in front of the last block. Are fitted features still better than random ones?
+# 2. *Medium.* Use ``slots.states[3]``, before the last block. Are fitted features still better than random ones?
 # 3. *Hard.* Match features with another fact that is known: who has the key (``chain`` of a story). Which facts does a
 #    dictionary find, and which not? A good answer compares each with random directions.
 #
@@ -195,5 +208,6 @@ assert mean(said) > 0.8
 #
 # * A sparse autoencoder writes a state as a sum of a few directions out of many. It learns to give the state back, not to
 #   mean something.
-# * Score a feature on stories that did not choose it, and compare it with random directions: the best of many fits by luck.
-# * Top examples flatter a feature, and another seed finds other features. That it steers does not show that it reads.
+# * Score a feature on new stories, and compare it with random directions: the best of many fits by luck.
+# * Top examples flatter a feature, and another seed finds other features. A feature that steers the model is not always a
+#   good sign of what is in it.

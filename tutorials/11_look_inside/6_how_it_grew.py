@@ -2,7 +2,7 @@ r"""
 How it grew
 ===========
 
-``worlds`` says in three of four short stories in which room the key is. It began with random weights. What did it learn
+In three of four short stories ``worlds`` says the right room of the key. It began with random weights. What did it learn
 first, what last, and did it come suddenly?
 
 Copies of the model were kept after 50, 100, 200, 400, 1,000 and 2,500 of the 6,000 steps of its training. All of them get
@@ -38,8 +38,8 @@ print(stories[1].text, "->", stories[1].room)
 assert len(stories) == 128
 
 # %%
-# The second story is a twin of the first: one word differs, and another room is right. Every model reads all of them
-# once. We keep the probabilities of the next word and, for later, where its heads look and its states.
+# The second story is a twin of the first: one word differs, and another room is right. Every model reads all 128
+# once. We keep the probabilities of the next word and, for later, its states and where its heads look.
 
 places = stream_sites(models[6000])
 places += [Site("attention", 2), Site("attention", 3)]
@@ -54,7 +54,7 @@ for n, model in models.items():
     states[n] = {place: x[:, -1] for place, x in kept.items()}  # (N, C)
 
 # %%
-# Is the likeliest next word a room of the story? Is it the right one? Each model also begins 30 stories of its own, and a
+# Is the likeliest next word a room of the story? Is it the right one? Each model also tells 30 stories of its own, and a
 # program counts the proper sentences.
 
 import matplotlib.pyplot as plt
@@ -125,8 +125,8 @@ assert the_room[early] < guess and abs(the_room[middle] - guess) < 0.12
 assert the_room[last] > the_room[middle] + 0.25 and the_room[last] > 0.65
 
 # %%
-# Form comes first. By step 200 nearly all sentences are right, and three of four answers are rooms of the story. Which of
-# them is a guess: with about three rooms in a story, a guess is right in one of three (the grey line).
+# Form comes first. By step 200 nearly all sentences are proper, and three of four answers are rooms of the story. But the
+# model only guesses which: with about three rooms in a story, a guess is right in one of three (the grey line).
 #
 # The right room takes far longer. At step 400 the model still guesses; it gets better up to the end, 5,600 steps later.
 #
@@ -135,8 +135,8 @@ assert the_room[last] > the_room[middle] + 0.25 and the_room[last] > 0.65
 #
 # Somebody who trains this model sees none of that. They see the loss.
 #
-# **Predict first.** Of all that the loss falls between step 1 and step 6,000, how much is over by step 400, while the
-# model still guesses?
+# **Predict first.** How much of the fall of the loss, from step 1 to step 6,000, is over by step 400, while the model
+# still guesses?
 #
 # * about a third
 # * about two thirds
@@ -171,16 +171,16 @@ plt.show()
 assert over > 0.93 and all(a[1] > b[1] for a, b in pairwise(held))
 
 # %%
-# Nearly all. Most words of a story are form, and the room of an answer is one of few that need the world. Learning to look
-# it up hides in the last few hundredths of the loss, where you would call the curve flat.
+# Nearly all. Most words of a story follow from its form. The room of an answer is one of the few that need the world.
+# Learning to look it up hides in the last few hundredths of the fall, where you would call the curve flat.
 #
 # Where the heads look
 # --------------------
 #
-# A model that looks a room up has heads that look at rooms. We ask from where the answer is said, the last token: how
-# much of the weight of a head lies on rooms of the story, and how much on the right one, where it was last named?
+# A model that looks a room up has heads that look at rooms. At the last token, where the room is said: how much of the
+# weight of a head lies on rooms of the story, and how much on the right one, where it was last named?
 #
-# **Predict first.** At step 400 the answer is a guess. Where does the best of these heads look?
+# **Predict first.** At step 400 the answer is a guess. Where does the best of the heads look?
 #
 # * Everywhere: it has not yet learned to look.
 # * At rooms, with nearly all of its weight.
@@ -209,11 +209,11 @@ assert max(x[l, h] for x in on_right for l in range(4) for h in range(4)) < 0.7
 assert on_rooms[early][0, 0] > 3 * on_rooms[last][0, 0]
 
 # %%
-# At rooms, with nearly all of its weight. Head 2.1 (block 2, head 1) turns to them between steps 100 and 400 of 6,000, head
+# At rooms, with nearly all of its weight. Head 2.1 (block 2, head 1) turns to rooms between steps 100 and 400, and head
 # 3.0 follows. *Looking* is learned early and fast, *choosing* is not: no head puts much more than half of its weight on the
 # right room.
 #
-# Head 0.0 looks at rooms first, and gives it up again: a makeshift that better heads make superfluous.
+# Head 0.0 is the first to look at rooms, and gives it up again, like a stopgap until better heads are ready.
 #
 # Why does choosing take so long? As the lesson on `lookup heads <3_lookup_heads.ipynb>`_ found, head 1.1 tells the others
 # whose room is wanted. In stories in which somebody or something holds the key, does it look at "key", or at the holder?
@@ -246,9 +246,9 @@ assert on_key[1] < 0.2 and on_key[early] > 0.45 and on_key[last] < 0.15
 assert on_holder[early] < 0.35 and on_holder[5] > 0.75
 
 # %%
-# First at "key", the word in the question. But the key is where its holder is, and by step 2,500 nearly all of the weight
-# is on the holder, whom the model has just named in its answer: "Tom has the key, in the". This change of mind is as slow as
-# the answers are.
+# First at "key", the word in the question. But the key is where its holder is, and by step 2,500 most of the weight is on
+# the holder, whom the model has just named in its answer: "Tom has the key, in the". This change is as slow as that of the
+# answers.
 #
 # Heads that find something in the text come suddenly in large models, too. `Olsson et al. (2022)
 # <https://arxiv.org/abs/2209.11895>`_ saw *induction heads*, which copy what followed last time, appear within a short
@@ -257,12 +257,12 @@ assert on_holder[early] < 0.35 and on_holder[5] > 0.75
 # Is it sudden?
 # -------------
 #
-# Right answers rise slowly. Now be strict: a model passes if it answers five such questions in a row.
+# The share of right answers rises slowly. Now be strict: a model passes only if it answers five questions in a row correctly.
 #
 # **Predict first.** What does the curve of the strict measure look like?
 #
-# * As that of the right answers, only lower.
-# * Zero until step 400 or so, as if nothing happened, and then it rises.
+# * Like that of the right answers, only lower.
+# * Zero until step 400 or so, and then it rises.
 
 p_right = [share(probs[n][N, right]) for n in steps]
 five = [x**5 for x in the_room]  # five independent questions
@@ -282,18 +282,18 @@ assert max(abs(a - b) for a, b in zip(the_room, p_right)) < 0.15
 
 # %%
 # Zero until step 400, and then it rises, as if something had begun there. Nothing has: probability and right answers had
-# been growing all the time, and a fifth power hides small shares. `Schaeffer et al. (2023)
+# been growing all the time. Five in a row is the fifth power of a share, and that of one third is 0.004. `Schaeffer et al. (2023)
 # <https://arxiv.org/abs/2304.15004>`_ show that many "emergent abilities" of large models are of this kind. Before you call
 # something sudden, plot a smooth measure beside it.
 #
 # The looking passes that test: weight is a smooth measure, and it jumps. `Nanda et al. (2023)
-# <https://arxiv.org/abs/2301.05217>`_ call such a number a *progress measure*. It moves while the answers are still a guess.
+# <https://arxiv.org/abs/2301.05217>`_ call a number that moves while the answers are still a guess a *progress measure*.
 #
 # Does it use what it finds?
 # --------------------------
 #
-# Twins tell. A model reads the first story, but at its last token the attention of one block hands on what it fetched in
-# the twin. If the answer becomes the room of the twin, it came this way.
+# A patch can tell. A model reads the first story, but at its last token the attention of one block hands on what it
+# fetched in the twin. If the answer becomes the twin's room, the room came through this block.
 
 from lm_from_scratch.inside.patching import put, run
 
@@ -312,7 +312,8 @@ def flips(n, block):
 flipped = {block: [flips(n, block) for n in steps] for block in (2, 3)}
 
 # %%
-# A *probe* reads the right room off the state after each block. It is fitted on one half of the pairs and tried on the other.
+# A *probe* reads the right room off the state after each block. It is fitted on one half of the pairs and tried on the
+# other.
 
 from lm_from_scratch.inside.probe import fit_probe
 
@@ -354,24 +355,25 @@ assert after[0][last] < after[0][early] - 0.05
 
 # %%
 # At step 400 hardly any answer flips, though the heads look at rooms: the maps show where a head looks, not what comes of
-# it. At step 1,000 blocks 2 and 3 flip about equally many, at the end block 3 does nearly all. So the work moves: block 2
-# looks first, and block 3 takes over.
+# it. At step 1,000 blocks 2 and 3 flip about equally many answers, at the end block 3 flips nearly all. So the work moves:
+# block 2 looks first, and block 3 takes over.
 #
-# The probe agrees. Only after block 3 does it find the room more and more often, and hand in hand with the answers. After
-# block 0 it finds it less often than at step 200: the head that gathered rooms there has gone.
+# The probe agrees. Only after block 3 does it find the room more and more often, in step with the answers. After block 0
+# it finds the room less often at the end than at step 200: head 0.0 no longer gathers rooms there.
 #
-# All this is one run of one small model, whose earlier copies are stored with 4 and 8 bits a weight; another run may take
+# All this is one run of one small model, whose earlier copies are stored with 4 and 8 bits a weight; another run may go
 # another way. `Pythia
-# <https://arxiv.org/abs/2304.01373>`_ is a family of larger models of which 154 checkpoints each are published, so that
-# such questions can be asked of them.
+# <https://arxiv.org/abs/2304.01373>`_ is a family of larger models, each published with 154 checkpoints for such questions.
+#
+# You have now used every tool on one model. Which can you trust? `The league <7_league.ipynb>`_ compares them.
 #
 # Exercises
 # ---------
 #
 # 1. *Easy.* Which heads look at rooms at step 200, and which at step 6,000? A good answer lists both from ``on_rooms``, and
 #    says in which blocks they are.
-# 2. *Medium.* Head 2.2 brings a name as well. Draw its two curves with ``weight_on``. A good answer says whether it changes
-#    its mind at the same time as head 1.1.
+# 2. *Medium.* Head 2.2 brings a name as well. Draw its two curves with ``weight_on``. A good answer says whether it moves
+#    to the holder at the same time as head 1.1.
 # 3. *Hard.* Train again with another seed: ``python -m lm_from_scratch train --preset worlds --seed 1 --out build/worlds``.
 #    Copy its checkpoints away as they come. A good answer says which of the curves moved, and by how much.
 #

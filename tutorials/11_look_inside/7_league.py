@@ -3,14 +3,14 @@ The league
 ==========
 
 A probe, three lenses, a dictionary: each claims to say what a model holds inside. On real text nobody can check them.
-Here a program knows the room of the key in every story, so they can play against one another.
+Here a program knows the room of the key in every story, so they can compete, and you can enter a method of your own.
 
 Each method *reads*: it names the room from a state of the model, or abstains. Each also *writes*: it changes the state
-so that it means another room. Does the model then say that room? The states are the 128 numbers in front of the last
+so that it means another room. Does the model then say that room (a *flip*)? The states are the 128 numbers before the last
 block of ``worlds``, at the last token before the room.
 """
 
-# sphinx_gallery_needs = ["1_probes", "5_dictionary"]
+# sphinx_gallery_needs = ["1_probes", "4_lens", "5_dictionary"]
 # sphinx_gallery_words = ["benchmark of interpretability", "AxBench", "SAEBench", "steering vector", "activation steering", "difference of means", "DiffMean", "probe against sparse autoencoder", "ground truth", "which interpretability method is best", "logit lens", "tuned lens", "Jacobian lens", "control task", "causal intervention", "do sparse autoencoders work", "steer a model", "activation addition", "representation engineering"]
 from statistics import mean
 
@@ -81,25 +81,25 @@ plt.show()
 
 # %%
 # A dot is the mean of the rounds, a bar goes from the lowest to the highest. *Recovered* is the share of all new stories
-# whose room is named. *False claims* is the share of the named rooms that are wrong. *Flips* is the share of stories in
-# which the model says another room, drawn from the seven that are wrong, after the method has written it.
+# whose room is named. *False claims* is the share of the named rooms that are wrong. *Flips*: for each
+# story, one of the seven wrong rooms is drawn, the method writes it, and we count how often the model then says it.
 #
-# Three rows need a word:
+# Three rows need explaining:
 #
 # * *guess* is no method. It knows which rooms the story names and picks one; it writes nothing.
-# * *mean difference* takes the mean state of all stories that end in the kitchen, minus the mean of all stories. That
-#   is its direction for "kitchen".
+# * *mean difference* takes the mean state of all stories that end in one room, the kitchen, say, minus the mean of all
+#   stories. That is its direction for "kitchen".
 # * *other story* has no theory at all. It puts in the state of another story, in which the other room is right.
 #
 # How to read it
 # --------------
 #
 # Begin with the guess. It is right in more than a third, because a story names two or three rooms. A method that
-# recovers no more has not shown that it knows anything but the words. Here that is so for the three lenses, and the
+# recovers no more has not shown that it knows anything but the words. That is so for the three lenses here, and the
 # dictionary does worse.
 #
-# Only the probe is clearly above. It also makes the fewest false claims, because it may abstain: it speaks only where one
-# room has half of its probability.
+# Only the probe is clearly above the guess. It also makes the fewest false claims, because it may abstain: it names a room
+# only if that room has more than half of the probability.
 #
 # Now the same table one place later, after the last block:
 
@@ -127,16 +127,16 @@ for name in ("mean difference", "logit lens", "other story"):
     assert mean(end[name].flips[0]) > 0.97
 
 # %%
-# There everybody but the dictionary reads about as well as the model itself answers, so reading tells these methods apart
-# no more. A comparison at the easiest place says little about methods.
+# There every method but the dictionary reads about as well as the model itself answers, so reading no longer tells them
+# apart. A comparison at the easiest place says little about methods.
 #
 # A change has a length
 # ---------------------
 #
-# How far should a method move a state? Flips depend on it, so the league scales every change to the same length: at
-# *size* 1, it is as long as the state itself. What if each method writes just what it thinks right?
+# How far should a method move a state? The farther, the more flips. So the league scales every change to the same length: in
+# the tables above (*size* 1) it is as long as the state itself. And what if a change is left as the method made it?
 #
-# **Predict first.** In front of the last block, "other story" puts in a state that the model really has when another
+# **Predict first.** Before the last block, "other story" puts in a state that the model really has when another
 # room is right, unscaled. How often does the model say that room?
 #
 # * Nearly always: this is the true state.
@@ -175,17 +175,18 @@ assert mean(kept_old) > flips["other story"][0] + 0.2
 # In about one of eight. In half of the stories the model says what it said before: the last block looks at the story once
 # more and finds the old room there.
 #
-# So what do the high flips at size 1 and beyond show? That a push along the direction of a room can drown what the block
+# So what do the many flips at size 1 and beyond show? That a push along the direction of a room can drown what the block
 # finds. They do not show that the model keeps the room in this state. If it did, a real state would have been enough.
 #
-# See also how the order changes. At size 1 the probe is far behind the logit lens, at size 1.5 it has caught up.
-# If you compare methods at one strength alone, you choose the winner by choosing the strength.
+# The order changes, too. At size 1 the probe is far behind the logit lens, at size 1.5 it has caught up. If you compare
+# methods at one size alone, you choose the winner by choosing the size.
 #
 # What the literature says, and what holds here
 # ---------------------------------------------
 #
-# *Probes find more than is used* (`Hewitt and Liang, 2019 <https://arxiv.org/abs/1909.03368>`_). A probe
-# can learn any labels by heart, so give it wrong ones. That is also how you add a method of your own: one function, from labelled states to ``read`` and ``write``.
+# *Probes find more than is used* (`Hewitt and Liang, 2019 <https://arxiv.org/abs/1909.03368>`_). A probe can learn any
+# rooms by heart, so give it wrong ones. The code also shows how you enter a method of your own: it is one function, from
+# states and their rooms to ``read`` and ``write``.
 
 
 def shuffled(model, layer, states, rooms):
@@ -194,8 +195,8 @@ def shuffled(model, layer, states, rooms):
 
 
 # %%
-# **Predict first.** The same probe at the same place, but its 300 labels are shuffled. Of the rooms that it names in new
-# stories, how many are wrong?
+# **Predict first.** The same probe at the same place, but the rooms of its 300 stories are shuffled. Of the rooms that it
+# names in new stories, how many are wrong?
 #
 # * About a third, as before: the states are the same.
 # * About six of ten, as with the guess.
@@ -211,7 +212,7 @@ assert mean(control[1].recovered) < 0.15
 assert mean(control[1].false_claims) > 0.7
 
 # %%
-# More than eight of ten: one room of eight is right by chance. So what the probe found with the true labels is in the
+# More than eight of ten: one room of eight is right by chance. So what the probe found with the true rooms is in the
 # states. That the model *uses* it is another claim, and reading cannot show it.
 #
 # *Simple baselines steer better than sparse autoencoders* (`AxBench, 2025 <https://arxiv.org/abs/2501.17148>`_):
@@ -225,7 +226,7 @@ assert mean(end["mean difference"].flips[2]) > 0.9
 assert mean(end["dictionary"].flips[2]) < 0.6
 
 # %%
-# It holds for this dictionary: a little in front of the last block, by far after it. But it is small, and it was fitted to
+# It holds for this dictionary: a little before the last block, by far after it. But it is small, and it was fitted to
 # the states of all tokens of a few dozen stories. What a dictionary is fitted to matters as much as what it is: see
 # exercise 3.
 #
@@ -233,7 +234,7 @@ assert mean(end["dictionary"].flips[2]) < 0.6
 # about as many rooms. Ours was fitted on a few dozen stories. And a lens is made to say what the model will say, which is
 # not always the truth.
 #
-# The results leave the page as JSON, to be put beside those of another model:
+# To compare with another model, keep the results as JSON:
 
 print(play.as_json(rows)[:160])
 
@@ -241,18 +242,18 @@ print(play.as_json(rows)[:160])
 # Exercises
 # ---------
 #
-# 1. *Easy.* Give the probe no right to abstain: write a method that calls ``play.probe`` and reads with the highest score
+# 1. *Easy.* Do not let the probe abstain: write a method that calls ``play.probe`` and reads with the highest score
 #    of ``fit_probe`` instead. What happens to its false claims?
 # 2. *Easy.* Play the league at ``layer=2``. Which methods are above the guess?
 # 3. *Medium.* Write a method that fits its own dictionary, with 64 features, 4 of them active, to the labelled states that
 #    it is given, and plays through it. How much of the gap in flips closes, and does it read better?
-# 4. *Hard.* Beat the league: write a method that recovers more than the probe in front of the last block, with fewer
+# 4. *Hard.* Beat the league: write a method that recovers more than the probe before the last block, with fewer
 #    false claims, from the same 300 stories. A good answer holds over ten rounds (``seeds=10``).
 #
 # Summary
 # -------
 #
-# * Compare with a guess that knows the words of the story, at a place where the task is not yet solved.
+# * Compare methods with a guess that knows the words of the story, at a place where the task is not yet solved.
 # * Reading and writing are two abilities. The best reader here is not the best writer, and who writes best depends on how
 #   far the state is moved.
 # * A strong push flips an answer even where the true state would not. A flip shows that a direction has an effect, not

@@ -41,7 +41,7 @@ INVITATIONS = {
         "Keep one beginning at each step, or several. Which way finds the more likely text?"
     ),
     "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
-    "move": _("Move the key in the model's head: the text stays, one state behind it changes."),
+    "move": _("Move the key in the model's head: the text stays, one state inside changes."),
 }
 #: Those that compare two models.
 TWO = {"clock", "draft"}

@@ -46,7 +46,7 @@ lm.widgets.move = function (place, { model, tokenizer }) {
   field.append(lm.element("p", { class: "live-note" },
     "Write your own: at [hall|kitchen] the model reads the first word and the other run the second; _ is a word for the model to fill in."));
   place.append(group("A story", ...stories), tokens, group("The word of the other run", lead, words),
-    group("In front of a block", "in front of block", ...blocks, lm.workButton("Try every token", tryEvery)),
+    group("Before a block", "before block", ...blocks, lm.workButton("Try every token", tryEvery)),
     place.querySelector(".live-status"), answers, field);
 
   /* A text as one of the runs has it, from blank to blank. */
@@ -107,7 +107,7 @@ lm.widgets.move = function (place, { model, tokenizer }) {
     answers.replaceChildren(side("As the model reads it", whole, shown), side("With one state replaced", now, shown));
     const [before, after] = [whole.first[answer], now.first[answer]];
     const change = Math.abs(after - before) < 0.005 ? `stays at ${lm.percent(before)}` : `goes from ${lm.percent(before)} to ${lm.percent(after)}`;
-    controls.say(`In front of block ${controls.block}, the state at “${lm.shown(tokenizer, ids[token])}” comes from the other run: “${lm.shown(tokenizer, answer)}” ${change}.`);
+    controls.say(`Before block ${controls.block}, the state at “${lm.shown(tokenizer, ids[token])}” comes from the other run: “${lm.shown(tokenizer, answer)}” ${change}.`);
   }
 
   function drawChoices() {
