@@ -21,7 +21,7 @@ NOPE = {
         ("every fourth layer counted from 0", "(layer + 1) % interval", "layer % interval"),
         ("every fourth layer turns", "!= 0", "== 0"),
     ],
-    "checkpoint.dialects:_some_rotate": [
+    "checkpoint.layer_kinds:some_rotate": [
         ("a 1 in no_rope_layers is one without",
          "tuple(listed[:n_layer])", "tuple(1 - n for n in listed[:n_layer])"),
     ],

@@ -174,6 +174,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_page_is_executed_and_stored(page: Path) -> None:
     for _ in range(2):  # the second time what is stored is replaced

@@ -118,6 +118,7 @@ def test_an_update_grades_what_is_new_and_keeps_points_and_notes(
     assert not seen and len(list(Path("earlier").iterdir())) == 3  # nothing changed
 
 
+@pytest.mark.slow
 def test_one_student_is_graded_again_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +149,7 @@ def test_another_week_goes_into_the_same_tables() -> None:
     assert bob["swiglu"] == "" and bob["rms_norm"] == "11"
 
 
+@pytest.mark.slow
 def test_what_no_student_is_called_is_kept_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     hand_in("007")
     hand_in("bob", HALF)
@@ -278,6 +280,7 @@ def test_days_late(came: str, due: str, days: int) -> None:
     assert days_late(Row("anna", Verdict("rms_norm"), "a.py", came), due) == days
 
 
+@pytest.mark.slow
 def test_the_best_of_several_dates_counts() -> None:
     hand_in("2026-11-05/anna", HALF)
     hand_in("2026-11-07/anna", RIGHT)

@@ -276,6 +276,7 @@ def test_a_link_earns_nothing_and_shows_nothing(tmp_path) -> None:
     assert "horse" not in rows["dave"].reason + rows["dave"].text
 
 
+@pytest.mark.slow
 def test_every_submission_has_its_points(graded: tuple[dict[str, dict[str, str]], Path]) -> None:
     rows, reports = graded
     others = {"bytes": 0, "nothing": 0, "alone": 11, "folder_as_file": 0, "two_files": 11}
@@ -293,6 +294,7 @@ def test_every_submission_has_its_points(graded: tuple[dict[str, dict[str, str]]
     assert not Path("written").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("student", "words"),
     [
@@ -335,12 +337,14 @@ def test_every_reason_is_said(
     assert words in row["looks like"] + row["reason"]
 
 
+@pytest.mark.slow
 def test_the_last_cells_of_a_notebook_are_not_told_against_a_student(
     graded: tuple[dict[str, dict[str, str]], Path],
 ) -> None:
     assert not graded[0]["checked_and_played"]["reason"]
 
 
+@pytest.mark.slow
 def test_a_report_tells_the_student(graded: tuple[dict[str, dict[str, str]], Path]) -> None:
     text = (graded[1] / "half.txt").read_text(encoding="utf-8")
     assert text.startswith("half: 4 of 11 points")
@@ -348,6 +352,7 @@ def test_a_report_tells_the_student(graded: tuple[dict[str, dict[str, str]], Pat
     assert text.rstrip().endswith("file: half/a.py")
 
 
+@pytest.mark.slow
 def test_no_child_is_left(graded: tuple[dict[str, dict[str, str]], Path]) -> None:
     """Not even what a submission had started."""
     own = os.getpid()

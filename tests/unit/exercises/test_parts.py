@@ -25,6 +25,7 @@ def short(monkeypatch) -> None:
 OF_EACH_LOOP = {part(name).loop: name for name in PARTS}.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in OF_EACH_LOOP else pytest.param(n, marks=pytest.mark.slow) for n in PARTS]
 )

@@ -49,6 +49,7 @@ def test_one_for_a_program(solved, capsys) -> None:
     assert found["same"] == 0 and found["error"].startswith("RuntimeError: ")
 
 
+@pytest.mark.slow
 def test_all_by_the_command(solved, capsys, monkeypatch) -> None:
     assert main(["play"]) == 0
     said = capsys.readouterr().out
@@ -148,6 +149,7 @@ def test_a_class_in_a_line_for_each_student(submitted, capsys) -> None:
     assert lines["gus"] == "0 of 21 parts"
 
 
+@pytest.mark.slow
 def test_a_class_for_a_program(submitted, capsys) -> None:
     assert main(["play", "--all", str(submitted), "--json"]) == 0
     found = {one.pop("student"): one for one in json.loads(capsys.readouterr().out)}

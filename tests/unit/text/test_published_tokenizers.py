@@ -456,6 +456,7 @@ def paths(value, path=()):
             yield from paths(inner, (*path, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "file"),
     [

@@ -249,6 +249,7 @@ def test_every_document_is_a_prompt_and_a_right_answer() -> None:
         assert TASKS[name].is_right(question, document.text.removeprefix(document.group))
 
 
+@pytest.mark.slow
 @each
 def test_no_held_out_question_stands_in_the_training_text(name: str) -> None:
     train, held_out = corpus()
