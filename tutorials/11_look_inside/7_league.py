@@ -231,10 +231,10 @@ assert mean(end["dictionary"].flips[2]) < 0.6
 # exercise 3.
 #
 # *A tuned lens is more faithful than the logit lens* (`Belrose et al., 2023 <https://arxiv.org/abs/2303.08112>`_). Not at this token of this model: both name
-# about as many rooms. Ours was fitted on a few dozen stories. And a lens is made to say what the model will say, which is
-# not always the truth.
+# about as many rooms. Ours was fitted on a few dozen stories. And a lens is made to say what the model will say, and the model
+# is not always right.
 #
-# To compare with another model, keep the results as JSON:
+# So no method of this chapter is best at everything. With the results as JSON you can ask the same of another model:
 
 print(play.as_json(rows)[:160])
 
