@@ -6,5 +6,6 @@ place; ``lens`` asks what the model would say if it stopped here; ``dictionary``
 into features; ``league`` scores all of them where the right answer is known, on the small worlds
 of :mod:`~lm_from_scratch.text.worlds`.
 
-All work on any model that the package opens. No model knows of them.
+``sites`` works on any model that the package opens, the others on those with one residual stream.
+No model knows of them.
 """

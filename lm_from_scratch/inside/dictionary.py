@@ -5,14 +5,16 @@ behind a dictionary: it is a sum of a *few* out of many directions, and each dir
 
 .. math::
 
-   f = \mathrm{top}_k\left((x - b)\, W + a\right), \qquad \hat x = f D + b
+   f = \mathrm{top}_k\left(\max(0,\, (x - b)\, W + a)\right), \qquad \hat x = f D + b
 
 For a state x, W and a say how active each of the F features is, all but the k largest become 0, and
 the rows of D, of length 1, are the directions that are added up again. It is fitted to give x back;
 that the features mean something is not asked of it, and has to be tested (:func:`match`).
 
-Sources: Bricken et al., *Towards Monosemanticity*, 2023; Gao et al., *Scaling and Evaluating Sparse
-Autoencoders*, 2024, arXiv:2406.04093 (the k largest in place of a penalty).
+Sources: Makhzani, Frey, *k-Sparse Autoencoders*, 2013, arXiv:1312.5663 (the k largest in place of
+a penalty); Bricken et al., *Towards Monosemanticity*, 2023; Gao et al., *Scaling and Evaluating
+Sparse Autoencoders*, 2024, arXiv:2406.04093 (both together, with a second loss against dead
+features, which is left out here).
 """
 
 from typing import NamedTuple
@@ -21,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_from_scratch.inside.sites import wide
 from lm_from_scratch.limits import Count, Positive, require
 
 
@@ -65,6 +68,7 @@ def fit_dictionary(
     of them at a time."""
     require(Count, steps=steps, rows=rows)
     require(Positive, lr=lr)
+    x = wide(x)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         found = Dictionary(x.shape[1], n_features, k).to(x)

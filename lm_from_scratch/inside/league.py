@@ -34,7 +34,7 @@ from lm_from_scratch.cache.growing import GrowingCache
 from lm_from_scratch.inside.dictionary import Dictionary, match
 from lm_from_scratch.inside.lens import Lens
 from lm_from_scratch.inside.probe import fit_probe
-from lm_from_scratch.inside.sites import Edit, Site, edited, stream_sites
+from lm_from_scratch.inside.sites import Edit, Site, edited, one_stream, stream_sites, wide
 from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
@@ -55,6 +55,9 @@ class Slots:
     (L + 1, N, C) are those of that token, at every place of the stream."""
 
     def __init__(self, model: CausalLM, questions: Questions) -> None:
+        one_stream(model)
+        device = next(model.parameters()).device
+        questions = Questions(**{k: x.to(device) for k, x in vars(questions).items()})
         self.model, self.questions = model, questions
         self.cache = GrowingCache(model.config.n_layer)
         with evaluating(model):
@@ -68,18 +71,20 @@ class Slots:
             return x
 
         self.said = self._say(dict.fromkeys(stream_sites(model), keep))
-        self.states = torch.stack(kept)
+        self.states = wide(torch.stack(kept))
 
     def _say(self, edits: Mapping[Site, Edit]) -> Tensor:
         idx, positions = self.questions.idx[:, -1:], self.questions.positions[:, -1:]
-        with evaluating(self.model), edited(self.model, edits):
-            logits = self.model(idx, positions=positions, cache=self.cache)
-        self.cache.crop(self.before)
+        try:
+            with evaluating(self.model), edited(self.model, edits):
+                logits = self.model(idx, positions=positions, cache=self.cache)
+        finally:  # the stories are read once, and serve for every edit
+            self.cache.crop(self.before)
         return self.questions.said(logits)
 
     def said_with(self, layer: int, states: Tensor) -> Tensor:
         """The rooms (N,) that the model says if its states at a place are these (N, C)."""
-        return self._say({Site("stream", layer): lambda x: states[:, None]})
+        return self._say({Site("stream", layer): lambda x: states[:, None].to(x)})
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def rounds(
             raise ValueError(f"labelled={labelled} stories do not end in all {len(ROOMS)} rooms")
         right = slots[1].questions.rooms
         generator = torch.Generator().manual_seed(seed)
-        others = right + torch.randint(1, len(ROOMS), right.shape, generator=generator)
+        others = right + torch.randint(1, len(ROOMS), right.shape, generator=generator).to(right)
         named = [sum(room in story.text for room in ROOMS) for story in unknown]
         guess = sum(1 / n for n in named) / new
         found.append(Round(slots[0], slots[1], others % len(ROOMS), guess))
@@ -231,7 +236,8 @@ def through_features(fitted: Mapping[int, Dictionary]) -> Method:
         usual = active.sum(0) / (active > 0).sum(0).clamp(min=1)
 
         def read(x: Tensor) -> Tensor:
-            values = dictionary.encode(x)[:, chosen] / usual.clamp(min=1e-6)
+            values = dictionary.encode(x)[:, chosen] / usual  # of no use where it was never active
+            values = torch.where(usual > 0, values, 0.0)
             return torch.where(values.amax(-1) > 0, values.argmax(-1), -1)
 
         def write(x: Tensor, new: Tensor) -> Tensor:
@@ -251,7 +257,7 @@ def other_story(model: CausalLM, layer: int, states: Tensor, rooms: Tensor) -> t
     whole state it writes that of the labelled story nearest to the mean of the new room."""
     means = torch.stack([states[rooms == room].mean(0) for room in range(len(ROOMS))])
     far = torch.cdist(means, states).masked_fill(
-        torch.arange(len(ROOMS))[:, None] != rooms, float("inf")
+        torch.arange(len(ROOMS), device=rooms.device)[:, None] != rooms, float("inf")
     )
     typical = states[far.argmin(-1)]  # (8, C)
     return lambda x: torch.cdist(x, means).argmin(-1), lambda x, new: typical[new]

@@ -9,7 +9,8 @@ a run's own numbers changes nothing.
 
 Sources: Vig et al., *Causal Mediation Analysis for Interpreting Neural NLP*, 2020,
 arXiv:2004.12265; Meng et al., *Locating and Editing Factual Associations in GPT*, 2022,
-arXiv:2202.05262; Wang et al., *Interpretability in the Wild*, 2022, arXiv:2211.00593 (paths).
+arXiv:2202.05262; Wang et al., *Interpretability in the Wild*, 2022, arXiv:2211.00593 (paths, on
+which they let the MLPs between answer to the news, too).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lm_from_scratch.inside.sites import Edit, Site, activations, edited
+from lm_from_scratch.inside.sites import Edit, Site, activations, edited, one_stream
 from lm_from_scratch.models.blocks import blocks
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
@@ -61,6 +62,14 @@ def difference(answer: int, other: int) -> Measure:
     return lambda logits: logits[:, -1, other] - logits[:, -1, answer]
 
 
+def _these(heads: int | Sequence[int], n: int, like: Tensor) -> Tensor:
+    """Which of ``n`` heads are meant, (n,), where ``like`` is."""
+    chosen = torch.tensor(heads, device=like.device).reshape(-1)
+    if not ((chosen >= 0) & (chosen < n)).all():
+        raise ValueError(f"heads={heads} must be from 0 to {n - 1}")
+    return torch.isin(torch.arange(n, device=like.device), chosen)
+
+
 def _pair(idx: Tensor, source: Tensor) -> None:
     if idx.shape != source.shape or idx.dim() != 2 or len(idx) != 1:
         raise ValueError(
@@ -75,10 +84,12 @@ def patch_tokens(
     """``measure`` (L, T) of the model on ``idx`` (1, T) with the numbers of ``source`` (1, T) put
     at one token of ``part`` of one block, for each block and token."""
     _pair(idx, source)
+    if part == "stream":
+        one_stream(model)
     sites = [Site(part, layer) for layer in range(len(blocks(model)))]
     _, values = activations(model, source, sites)
     T = idx.shape[1]
-    rows, each = idx.expand(T, T), torch.eye(T, dtype=torch.bool)  # row t is patched at token t
+    rows, each = idx.expand(T, T), torch.eye(T, device=idx.device).bool()  # row t: token t
     return torch.stack([measure(run(model, rows, {s: put(values[s], each)})) for s in sites])
 
 
@@ -91,7 +102,7 @@ def patch_heads(model: CausalLM, idx: Tensor, source: Tensor, measure: Measure) 
     found = []
     for site in sites:
         H, T = values[site].shape[1:3]
-        each = torch.eye(H, dtype=torch.bool)[:, :, None].expand(H, H, T)  # row h: head h
+        each = torch.eye(H, device=idx.device).bool()[:, :, None].expand(H, H, T)  # row h: head h
         logits = run(model, idx.expand(H, T), {site: put(values[site], each)})
         found.append(measure(logits))
     return torch.stack(found)
@@ -102,12 +113,13 @@ def silence(
 ) -> Edit:
     """The edit of ``Site("heads", layer)`` that gives one head, or several, the mean over ``texts``
     (B, T), at every token: it says the same of everything. (0 would be a number that the next block
-    has never met.) Tokens whose ``positions`` say that they are padding do not count."""
+    has never met.) Tokens whose ``positions`` say that they are padding do not count. Raises
+    ``ValueError`` for a head that the block does not have."""
     site = Site("heads", layer)
     _, values = activations(model, texts, [site], **places)
     real = places.get("positions", torch.zeros_like(texts)) >= 0  # (B, T)
     mean = values[site].transpose(1, 2)[real].mean(0)  # (H, D)
-    silent = torch.isin(torch.arange(len(mean)), torch.tensor(heads))[:, None, None]
+    silent = _these(heads, len(mean), mean)[:, None, None]
     return lambda x: torch.where(silent, mean[:, None].to(x), x)
 
 
@@ -122,8 +134,10 @@ def patch_path(
     ``where`` (B, T), only what the head fetched at these tokens is sent.
 
     It is exact where a block adds what its parts make, as in Qwen2 and GPT-2. Raises ``ValueError``
-    for a receiver that does not come after the sender.
+    for a receiver that does not come after the sender, for a head that is not there, and for a
+    model of several streams.
     """
+    one_stream(model)
     if idx.shape != source.shape:
         raise ValueError(f"{tuple(idx.shape)} tokens cannot hear of {tuple(source.shape)}")
     layer, head = sender
@@ -134,7 +148,8 @@ def patch_path(
     _, other = activations(model, source, [heads], **places)
     _, own = activations(model, idx, [attention], **places)
     where = torch.ones_like(idx, dtype=torch.bool) if where is None else where
-    sends = (torch.arange(other[heads].shape[1]) == head)[:, None] & where[:, None]  # (B, H, T)
+    one = _these(head, other[heads].shape[1], idx)
+    sends = one[:, None] & where[:, None]  # (B, H, T)
     with edited(model, {heads: put(other[heads], sends)}):
         _, new = activations(model, idx, [attention], **places)
     news = new[attention] - own[attention]  # (B, T, C)

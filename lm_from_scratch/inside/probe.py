@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lm_from_scratch.inside.sites import wide
 from lm_from_scratch.limits import Count, Positive, require
 
 
@@ -47,10 +48,11 @@ def fit_probe(x: Tensor, y: Tensor, n_classes: int, decay: float = 1e-3, steps: 
         raise ValueError(f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}, not (N, C), (N,)")
     if not 0 <= int(y.min()) <= int(y.max()) < n_classes:
         raise ValueError(f"y holds {y.min()} ... {y.max()}, not 0 ... {n_classes - 1}")
+    x = wide(x)
     mean, scale = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
     z = (x - mean) / scale
-    weight = torch.zeros(x.shape[1], n_classes, dtype=x.dtype, requires_grad=True)
-    bias = torch.zeros(n_classes, dtype=x.dtype, requires_grad=True)
+    weight = x.new_zeros(x.shape[1], n_classes).requires_grad_(True)
+    bias = x.new_zeros(n_classes).requires_grad_(True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:

@@ -10,8 +10,8 @@ numbers::
     Site("heads", l)      what each head of block l fetched, before they are mixed (B, H, T, D)
 
 In a Qwen2 or GPT-2 the stream that enters block l + 1 is the sum of the stream, the attention and
-the MLP of block l. (Gemma norms what they make before it is added; a model of several residual
-streams, like DeepSeek-V4, has them all at "stream".)
+the MLP of block l. (Gemma norms what they make before it is added; in a model of several
+residual streams, like DeepSeek-V4, they all enter a block, and one enters the final norm.)
 
 :func:`edited` runs a model with functions applied at some sites; to read is to apply one that looks
 and changes nothing. It replaces what a built model calls and puts it back afterwards, as everything
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from lm_from_scratch.attention.layer import AttentionLayer
@@ -88,6 +89,18 @@ def activations(
 def stream_sites(model: nn.Module) -> list[Site]:
     """The stream of a model of L blocks: L + 1 sites, from the embeddings to the final norm."""
     return [Site("stream", layer) for layer in range(len(blocks(model)) + 1)]
+
+
+def one_stream(model: CausalLM) -> None:
+    """Raises ``ValueError`` for a model of several residual streams, whose "stream" is not
+    (B, T, C)."""
+    if hasattr(model.config, "hc_mult"):
+        raise ValueError(f"{type(model).__name__} has several residual streams, not one")
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x`` (...,) without its history, in float32 at least: something is to be fitted to it."""
+    return x.detach().to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _at(model: nn.Module, site: Site, edit: Edit) -> tuple[nn.Module, str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from lm_from_scratch.limits import Count, require
 from lm_from_scratch.text.batch import padded_batch
 from lm_from_scratch.text.plots import PlotConfig, choose, make_plot
-from lm_from_scratch.text.story_grammar import PEOPLE, ROOMS, Sentence, write
+from lm_from_scratch.text.story_grammar import BOXES, PEOPLE, ROOMS, THINGS, Sentence, write
 from lm_from_scratch.text.tokenizer import Tokenizer
 from lm_from_scratch.text.worlds import World
 
@@ -59,8 +59,11 @@ class Asked:
 
 
 def asked(n: int, seed: int = 0, what: str = "key", config: PlotConfig = SMALL) -> list[Asked]:
-    """``n`` stories about ``what``; those of another seed are others."""
+    """``n`` stories about ``what``; those of another seed are others. Raises ``ValueError`` for
+    what no story mentions."""
     require(Count, n=n)
+    if what not in {**PEOPLE, **THINGS, **BOXES}:
+        raise ValueError(f"what={what!r} is in no story")
     rng = Random(seed)
     found: list[Asked] = []
     while len(found) < n:
@@ -73,8 +76,11 @@ def asked(n: int, seed: int = 0, what: str = "key", config: PlotConfig = SMALL) 
 
 def two_questions(n: int, seed: int = 0, config: PlotConfig = SMALL) -> list[tuple[Asked, Asked]]:
     """``n`` stories, each asked about two people who are in different rooms: "Where is Mia?" and
-    "Where is Tom?". Of the two texts only the name differs."""
+    "Where is Tom?". Of the two texts only the name differs. Raises ``ValueError`` for stories of
+    fewer than two people or rooms."""
     require(Count, n=n)
+    if min(config.people, config.rooms) < 2:
+        raise ValueError(f"{config} must have two people and two rooms at least")
     rng = Random(seed)
     found: list[tuple[Asked, Asked]] = []
     while len(found) < n:

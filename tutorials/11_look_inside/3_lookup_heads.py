@@ -177,8 +177,8 @@ assert shares[only][:, 3, LOOKUPS].mean(0).min() > 0.5
 assert (right.sum(1) / room.sum(1))[only].mean() < 0.35
 
 # %%
-# The three heads find it there, too. So they copy, but not as induction heads do: the words before the room need not
-# be repeated.
+# The three heads find it there, too. So they copy, but repeated words alone do not lead them: they must go by
+# whose room is asked for as well.
 #
 # Silence one
 # -----------
@@ -295,11 +295,11 @@ assert to_end[:3].max() < to_end[3, LOOKUPS].min()
 #
 # The best known circuit is that of Wang et al. (2022, `Interpretability in the Wild <https://arxiv.org/abs/2211.00593>`_).
 # GPT-2 small reads "When Mary and John went to the store, John gave a drink to". *Name movers* copy "Mary", and other
-# heads step in when these are silenced. Olsson et al. (2022, `on induction heads <https://arxiv.org/abs/2209.11895>`_) score
+# heads step in when these are silenced. (On their paths the MLPs between answer to the news as well; ours is the stream
+# alone.) Olsson et al. (2022, `on induction heads <https://arxiv.org/abs/2209.11895>`_) score
 # looking and copying separately, as above.
 #
-# The ARENA course rebuilds Wang's circuit with TransformerLens: a path takes a few dozen lines there, and a GPU helps with
-# 144 heads. The right name is known there as well, because a template made the sentence. Here it is known for every story,
+# The ARENA course rebuilds Wang's circuit with TransformerLens, for 144 heads. The right name is known there as well, because a template made the sentence. Here it is known for every story,
 # in whatever order things happened.
 #
 # The room is found in block 3. Could you have read it off the state earlier? `A lens <4_lens.ipynb>`_ tries.

@@ -74,7 +74,7 @@ assert words[2, -1] == words[4, -1] == tokenizer.encode(" garden")[0]
 # There is one for each place, fitted until the lens's words are most like those that the model says in the end.
 #
 # The *Jacobian lens* applies a matrix that is not fitted. It is measured: how does a small change of the state change what
-# the model is about to say, on average? (Such a matrix of effects is called a Jacobian.)
+# the model is about to say, at this token and all later ones, on average? (Such a matrix of effects is called a Jacobian.)
 
 texts = [tokenizer.start(write(story)) for story in new_plots(90)]
 rows = torch.tensor([text[:64] for text in texts if len(text) >= 64])
@@ -247,11 +247,11 @@ assert max(claims[name, 3][2].mean() for name in lenses) < 0.55
 #
 # The logit lens comes from `a blog post of 2020
 # <https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens>`_ on GPT-2. With TransformerLens,
-# which the ARENA course uses, it takes a few lines. Belrose et al. (2023, `the tuned lens
+# which the ARENA course uses, it is short, too. Belrose et al. (2023, `the tuned lens
 # <https://arxiv.org/abs/2303.08112>`_) publish fitted lenses for well-known models. Hernandez et al. (2023, `on mean Jacobians
 # <https://arxiv.org/abs/2308.09124>`_) use the mean Jacobian for one relation at a time, from a name to its answer.
 #
-# They score a lens by its distance from the model's end, and by whether what moves the lens moves the model, too.
+# Belrose et al. score a lens by its distance from the model's end, and by whether what moves the lens moves the model, too.
 # Whether the lens is *right* can be scored only where the answer is known: here, in every story.
 #
 # A lens translates a state into words that the model could say. A `dictionary of features <5_dictionary.ipynb>`_ takes the

@@ -84,7 +84,7 @@ assert fitted.mean() > chance.mean() + 0.02 > 0.4
 #
 # .. math::
 #
-#    f = \mathrm{top}_k\left((x - b)\, W + a\right), \qquad \hat x = f D + b
+#    f = \mathrm{top}_k\left(\max(0,\, (x - b)\, W + a)\right), \qquad \hat x = f D + b
 #
 # The matrix W and the numbers a say how active each feature is. The rows of D, directions of length 1, are added up again,
 # and b is a centre from which all of this is counted. All four are learned.
@@ -93,10 +93,11 @@ assert fitted.mean() > chance.mean() + 0.02 > 0.4
 # is a hope.
 #
 # The hope has a reason. A state may hold many more things than it has numbers, each as a direction, if only a few of them
-# are there at a time: this is called *superposition* (`Bricken et al., 2023 <https://transformer-circuits.pub/2023/monosemantic-features>`_). Keeping the
-# k largest comes from `Gao et al., 2024 <https://arxiv.org/abs/2406.04093>`_.
+# are there at a time: this is called *superposition* (`Bricken et al., 2023 <https://transformer-circuits.pub/2023/monosemantic-features>`_). `Gao et al., 2024
+# <https://arxiv.org/abs/2406.04093>`_ keep the k largest, as `Makhzani and Frey, 2013 <https://arxiv.org/abs/1312.5663>`_ did.
 #
-# Ours is tiny: 64 features, of which 4 may be active. How much of the states' variance, their spread around the mean, does
+# Ours is tiny: 64 features, of which 4 may be active. Published ones have many more features than a state has numbers, and far
+# more states to learn from. How much of the states' variance, their spread around the mean, does
 # it lose?
 
 dictionary = found[0]

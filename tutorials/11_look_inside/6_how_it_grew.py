@@ -213,7 +213,7 @@ assert on_rooms[early][0, 0] > 3 * on_rooms[last][0, 0]
 # 3.0 follows. *Looking* is learned early and fast, *choosing* is not: no head puts much more than half of its weight on the
 # right room.
 #
-# Head 0.0 is the first to look at rooms, and gives it up again, like a stopgap until better heads are ready.
+# Head 0.0 is the first to look at rooms, and gives it up again while other heads take to it.
 #
 # Why does choosing take so long? As the lesson on `lookup heads <3_lookup_heads.ipynb>`_ found, head 1.1 tells the others
 # whose room is wanted. In stories in which somebody or something holds the key, does it look at "key", or at the holder?
@@ -283,7 +283,7 @@ assert max(abs(a - b) for a, b in zip(the_room, p_right)) < 0.15
 # %%
 # Zero until step 400, and then it rises, as if something had begun there. Nothing has: probability and right answers had
 # been growing all the time. Five in a row is the fifth power of a share, and that of one third is 0.004. `Schaeffer et al. (2023)
-# <https://arxiv.org/abs/2304.15004>`_ show that many "emergent abilities" of large models are of this kind. Before you call
+# <https://arxiv.org/abs/2304.15004>`_ argue that many "emergent abilities" of large models are of this kind. Before you call
 # something sudden, plot a smooth measure beside it.
 #
 # The looking passes that test: weight is a smooth measure, and it jumps. `Nanda et al. (2023)
@@ -293,23 +293,26 @@ assert max(abs(a - b) for a, b in zip(the_room, p_right)) < 0.15
 # --------------------------
 #
 # A patch can tell. A model reads the first story, but at its last token the attention of one block hands on what it
-# fetched in the twin. If the answer becomes the twin's room, the room came through this block.
+# fetched in the twin. Does it now say what it said in the twin?
+#
+# Only pairs count in which it says two different words, right or not: to ask for right ones would score its answers
+# again.
 
 from lm_from_scratch.inside.patching import put, run
 
-own, twin = test.idx[::2], right[1::2]
+own = test.idx[::2]
 last_token = torch.arange(T).expand(len(own), T) == T - 1
 
 
 def flips(n, block):
     place = Site("attention", block)
-    fetched = states[n][place][1::2, None].expand(-1, T, -1)
-    edit = {place: put(fetched, last_token)}
+    edit = {place: put(states[n][place][1::2, None], last_token)}
     logits = run(models[n], own, edit, positions=test.positions[::2])
-    return share(logits[:, -1].argmax(-1) == twin)
+    here, there = probs[n].argmax(-1).view(-1, 2).T  # without an exchange
+    return share((logits[:, -1].argmax(-1) == there)[here != there])
 
 
-flipped = {block: [flips(n, block) for n in steps] for block in (2, 3)}
+flipped = {b: [flips(n, b) for n in steps[early:]] for b in (2, 3)}
 
 # %%
 # A *probe* reads the right room off the state after each block. It is fitted on one half of the pairs and tried on the
@@ -334,7 +337,7 @@ fig, axes = figure(4.8, 6.0, rows=2)
 axes[0].semilogx(steps, the_room, "o-", label="right answers")
 for block, style in {3: "s--", 2: "^:"}.items():
     name = f"flipped by the attention of block {block}"
-    axes[0].semilogx(steps, flipped[block], style, label=name)
+    axes[0].semilogx(steps[early:], flipped[block], style, label=name)
 for block, style in {3: "o-", 2: "s--", 1: "D-.", 0: "^:"}.items():
     axes[1].semilogx(steps, after[block], style, label=f"after block {block}")
 finish(axes[0], "Answers that follow the twin")
@@ -344,19 +347,15 @@ for block in (2, 3):
     print("flipped by block", block, *(f"{x:4.0%}" for x in flipped[block]))
 print("probe after block 3", *(f"{x:4.0%}" for x in after[3]))
 
-
-for n in steps:  # without an exchange
-    assert share(probs[n][::2].argmax(-1) == twin) < 0.15
-assert flipped[3][middle] < 0.2 and flipped[3][last] > 0.4
-assert flipped[2][last] < 0.15 < flipped[3][last] - flipped[2][last]
-assert abs(flipped[3][thousand] - flipped[2][thousand]) < 0.15
+# from step 200: 1 is 400, 2 is 1,000
+assert flipped[3][1] < 0.5 and flipped[3][2] < 0.6 and flipped[3][-1] > 0.65
+assert flipped[2][-1] < 0.15 < flipped[2][2]
 assert after[3][last] > after[3][middle] + 0.15
 assert after[0][last] < after[0][early] - 0.05
 
 # %%
-# At step 400 hardly any answer flips, though the heads look at rooms: the maps show where a head looks, not what comes of
-# it. At step 1,000 blocks 2 and 3 flip about equally many answers, at the end block 3 flips nearly all. So the work moves:
-# block 2 looks first, and block 3 takes over.
+# At step 400 fewer than half of the answers follow block 3, though heads look at rooms: to look is not to use. At the
+# end it is four of five. Block 2 still turns some answers at step 1,000, and hardly any later: the work moves to block 3.
 #
 # The probe agrees. Only after block 3 does it find the room more and more often, in step with the answers. After block 0
 # it finds the room less often at the end than at step 200: head 0.0 no longer gathers rooms there.
@@ -365,7 +364,7 @@ assert after[0][last] < after[0][early] - 0.05
 # another way. `Pythia
 # <https://arxiv.org/abs/2304.01373>`_ is a family of larger models, each published with 154 checkpoints for such questions.
 #
-# You have now used every tool on one model. Which can you trust? `The league <7_league.ipynb>`_ compares them.
+# You have now used every tool on one model. `The league <7_league.ipynb>`_ compares them.
 #
 # Exercises
 # ---------

@@ -57,3 +57,11 @@ def test_scores_are_f1_by_hand() -> None:
 def test_numbers_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="k=5 of n_features=4"):
         Dictionary(3, 4, 5)
+
+
+def test_states_of_half_precision_get_a_dictionary_in_float32() -> None:
+    x, _, _ = planted(200)
+    half = (x.requires_grad_(True) * 1).bfloat16()
+    found = fit_dictionary(half, 8, 2, steps=5)
+    assert found.directions.dtype == torch.float32 and x.grad is None
+    assert found.encode(half).dtype == torch.float32

@@ -49,6 +49,23 @@ def test_slots_are_what_the_whole_model_has_there(played: list[Round]) -> None:
         assert torch.equal(slots.said_with(2, slots.states[2]), slots.said)
 
 
+def test_an_edit_that_fails_leaves_the_stories_as_they_were_read(played: list[Round]) -> None:
+    slots = played[0].new
+    with pytest.raises(ValueError, match="x has 3 features"):
+        slots.said_with(4, slots.states[4][:, :3])
+    assert torch.equal(slots.said_with(2, slots.states[2]), slots.said)
+
+
+def test_a_model_in_half_precision_plays() -> None:
+    model, tokenizer = load_shipped("worlds")
+    stories = rounds(model.bfloat16(), tokenizer, seeds=1, labelled=80, new=8)
+    assert stories[0].new.states.dtype == torch.float32
+    lens = through_lens(logit_lens(model), stories[0].new.questions.words)
+    methods = {"probe": probe, "mean": mean_difference, "lens": lens, "other": other_story}
+    rows = league(stories, methods, 4, sizes=(None,))
+    assert min(row.flips[0][0] for row in rows[2:]) > 0.8 and rows[1].recovered[0] > 0.6
+
+
 def test_the_state_of_another_story_flips_what_it_must(played: list[Round]) -> None:
     """At the end the model says what the state says; in front of block 0 there is only the last
     word, which is the same in all stories."""
@@ -98,6 +115,17 @@ def test_a_dictionary_with_a_feature_for_each_room_reads_and_writes_it() -> None
     assert torch.equal(read(states), rooms)
     torch.testing.assert_close(write(states, rooms.flip(0)), states.flip(0))
     assert read(torch.zeros(1, 8)).tolist() == [-1]
+
+
+def test_a_feature_that_never_met_its_room_names_none() -> None:
+    """The dictionary knows no direction of room 7, whose states are none of its others."""
+    dictionary = Dictionary(8, 7, 1)
+    dictionary.directions.data = torch.eye(8)[:7]
+    dictionary.encoder.data = torch.eye(8)[:, :7]
+    rooms = torch.arange(16) % 8
+    states = 3 * torch.eye(8)[rooms]
+    read, _ = through_features({0: dictionary})(None, 0, states, rooms)
+    assert torch.equal(read(states), torch.where(rooms < 7, rooms, -1))
 
 
 def test_a_row_has_a_number_for_each_round_and_size(played: list[Round]) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from model_families import pair as pair_of
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.inside.lens import jacobian_lens, logit_lens, tuned_lens
@@ -58,3 +59,21 @@ def test_the_jacobian_is_the_mean_effect_of_a_small_change(make) -> None:
         torch.testing.assert_close(
             direction @ lens.maps[site.layer], sum(effects) / 5, atol=1e-3, rtol=1e-3
         )
+
+
+def test_gradients_may_be_off_and_a_state_of_another_dtype_is_read() -> None:
+    model, idx = tiny_qwen2(std=0.1), token_ids(4, 9)
+    lens = tuned_lens(model, idx, steps=3), jacobian_lens(model, idx[:1])
+    with torch.no_grad():
+        again = tuned_lens(model, idx, steps=3), jacobian_lens(model, idx[:1])
+    for a, b in zip(lens, again):
+        assert torch.equal(a.maps, b.maps) and not b.maps.requires_grad
+    state = torch.randn(2, model.config.n_embd, dtype=torch.float64)
+    assert torch.equal(again[0](1, state), again[0](1, state.float()))
+
+
+@pytest.mark.parametrize("fit", [logit_lens, tuned_lens, jacobian_lens])
+def test_a_model_of_several_streams_is_refused(fit) -> None:
+    texts = () if fit is logit_lens else (token_ids(1, 9),)
+    with pytest.raises(ValueError, match="has several residual streams, not one"):
+        fit(pair_of("deepseek_v4", 3).ours, *texts)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from model_families import pair as pair_of
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
 from lm_from_scratch.inside.patching import (
@@ -172,3 +173,34 @@ def test_texts_of_unlike_shapes_and_paths_backwards_are_refused() -> None:
         patch_tokens(model, idx, other[:, :8], MEASURE)
     with pytest.raises(ValueError, match="is no receiver after the attention of block 1"):
         patch_path(model, idx, other, (1, 0), Site("attention", 1))
+
+
+def test_a_head_that_is_not_there_and_several_streams_are_refused() -> None:
+    model, (idx, other) = tiny_gpt2(), pair()
+    for head in (4, -1):
+        with pytest.raises(ValueError, match=f"heads={head} must be from 0 to 3"):
+            patch_path(model, idx, other, (0, head), Site("stream", 3))
+        with pytest.raises(ValueError, match="must be from 0 to 3"):
+            silence(model, idx, 0, [0, head])
+    several = pair_of("deepseek_v4", 3).ours
+    for patch in (
+        lambda: patch_tokens(several, idx, other, MEASURE),
+        lambda: patch_path(several, idx, other, (0, 1), Site("stream", 3)),
+    ):
+        with pytest.raises(ValueError, match="has several residual streams"):
+            patch()
+
+
+def test_every_tensor_is_made_where_the_texts_are() -> None:
+    """Texts and model are on the CPU while another device is the default: what is made without a
+    device would not fit."""
+    model, (idx, other) = tiny_qwen2(), pair()
+    where = torch.ones_like(idx, dtype=torch.bool)
+    with torch.device("meta"):
+        found = [
+            patch_tokens(model, idx, other, MEASURE),
+            patch_heads(model, idx, other, MEASURE),
+            patch_path(model, idx, other, (0, 1), Site("mlp", 1), where),
+            run(model, idx, {Site("heads", 0): silence(model, idx, 0, 2)}),
+        ]
+    assert all(x.isfinite().all() for x in found)

@@ -72,3 +72,13 @@ def test_a_feature_that_never_changes_does_no_harm() -> None:
 def test_what_does_not_fit_is_refused(x, y, n_classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit_probe(torch.randn(x), torch.tensor(y, dtype=torch.long), n_classes)
+
+
+def test_half_precision_is_fitted_in_float32_and_nothing_flows_back() -> None:
+    torch.manual_seed(0)
+    x, y = classes(400)
+    half = x.bfloat16().requires_grad_(True)
+    with torch.no_grad():
+        probe = fit_probe(half + 0, y, 3)
+    assert fit_probe(half * 1, y, 3).weight.dtype == probe.weight.dtype == torch.float32
+    assert probe.accuracy(half, y) > 0.95 and half.grad is None

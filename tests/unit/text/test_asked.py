@@ -8,6 +8,7 @@ import torch
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.asked import Asked, asked, batch, counterfactual, two_questions
+from lm_from_scratch.text.plots import PlotConfig
 from lm_from_scratch.text.story_grammar import ROOMS, Sentence, read
 
 
@@ -61,6 +62,13 @@ def test_rows_of_a_batch_end_where_the_room_is_due() -> None:
         each = [one.said(model(one.idx, positions=one.positions)) for one in alone]
     assert torch.equal(said[:4], torch.cat(each))
     assert (said == together.rooms).double().mean() > 0.6
+
+
+def test_stories_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="what='kitchen' is in no story"):
+        asked(1, what="kitchen")
+    with pytest.raises(ValueError, match="must have two people and two rooms at least"):
+        two_questions(1, config=PlotConfig(people=2, rooms=1))
 
 
 def test_two_questions_differ_in_a_name_and_in_the_room() -> None:
