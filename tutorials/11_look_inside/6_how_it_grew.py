@@ -355,7 +355,7 @@ assert after[0][last] < after[0][early] - 0.05
 
 # %%
 # At step 400 fewer than half of the answers follow block 3, though heads look at rooms: to look is not to use. At the
-# end it is four of five. Block 2 still turns some answers at step 1,000, and hardly any later: the work moves to block 3.
+# end it is four of five. Block 2 turns some answers at step 1,000, hardly any later: the work moves to block 3.
 #
 # The probe agrees. Only after block 3 does it find the room more and more often, in step with the answers. After block 0
 # it finds the room less often at the end than at step 200: head 0.0 no longer gathers rooms there.
