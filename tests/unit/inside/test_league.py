@@ -53,6 +53,7 @@ def test_an_edit_that_fails_leaves_the_stories_as_they_were_read(played: list[Ro
     slots = played[0].new
     with pytest.raises(ValueError, match="x has 3 features"):
         slots.said_with(4, slots.states[4][:, :3])
+    assert torch.equal(slots.cache.lengths, slots.before)
     assert torch.equal(slots.said_with(2, slots.states[2]), slots.said)
 
 
