@@ -17,7 +17,7 @@ In the picture below each cell is one choice of a token and a block.
 """
 
 # sphinx_gallery_needs = ["1_probes"]
-# sphinx_gallery_words = ["activation patching", "causal tracing", "causal mediation", "interchange intervention", "resample ablation", "denoising", "noising", "counterfactual", "ROME", "IOI", "indirect object identification", "circuit", "logit difference", "TransformerLens", "ARENA", "get_act_patch_resid_pre", "edit a fact", "change the mind of a model", "model editing", "correlation is not causation", "residual stream patching"]
+# sphinx_gallery_words = ["activation patching", "causal tracing", "causal mediation", "interchange intervention", "resample ablation", "denoising", "noising", "counterfactual", "ROME", "IOI", "indirect object identification", "circuit", "logit difference", "TransformerLens", "ARENA", "get_act_patch_resid_pre", "edit a fact", "change the mind of a model", "model editing", "correlation is not causation"]
 import matplotlib.pyplot as plt
 import torch
 

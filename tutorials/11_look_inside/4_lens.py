@@ -10,7 +10,7 @@ says. Here you find out which of these words to believe.
 """
 
 # sphinx_gallery_needs = ["3_lookup_heads"]
-# sphinx_gallery_words = ["logit lens", "tuned lens", "Jacobian lens", "early exit", "intermediate predictions", "what does each layer predict", "residual stream", "unembedding", "latent predictions", "layer by layer", "mechanistic interpretability", "calibration", "confidence of a lens", "read the thoughts of a model", "linear relational embedding", "translator", "decode hidden states", "when does a model know the answer"]
+# sphinx_gallery_words = ["logit lens", "tuned lens", "Jacobian lens", "early exit", "intermediate predictions", "what does each layer predict", "unembedding", "latent predictions", "layer by layer", "mechanistic interpretability", "calibration", "confidence of a lens", "read the thoughts of a model", "linear relational embedding", "translator", "decode hidden states", "when does a model know the answer"]
 import matplotlib.pyplot as plt
 import torch
 
