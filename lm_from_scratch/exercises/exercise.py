@@ -51,6 +51,7 @@ class Case:
     * ``gradient``: whether gradients of all floating-point arguments are compared too
     * ``guard``: worth no points, but without it there are none: what a bug hunt must not break
     * ``teaching``: why the case is kept although others catch all that it catches
+    * ``shows``: whether what ``use`` prints is in the report, also where the case holds
     """
 
     name: str
@@ -62,6 +63,7 @@ class Case:
     gradient: bool = False
     guard: bool = False
     teaching: str = ""
+    shows: bool = False
 
 
 @dataclass(frozen=True)

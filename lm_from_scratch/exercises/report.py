@@ -92,6 +92,8 @@ class Report:
             worth = "must hold" if result.case.guard else f"{result.case.points}"
             mark = "FAIL" if result.fault else "ok  "
             lines.append(f"  {mark} {result.number + 1:>2} {result.case.name} [{worth}]")
+            if result.case.shows:
+                lines += indent(result.outcome.printed)
             if result.fault:
                 repeated = result.fault.text in texts
                 lines += indent("the same" if repeated else result.fault.text)
@@ -117,7 +119,7 @@ class Report:
         if result.outcome.again is None:
             lines += indent(f"this case is about: {result.case.hint}")
         most = 10 if len(self.results) > 1 else 1000
-        for line in result.outcome.printed.splitlines()[:most]:
+        for line in [] if result.case.shows else result.outcome.printed.splitlines()[:most]:
             lines += indent(f"printed: {line[:200]}")
         case, seed = result.number + 1, f", seed={self.seed}" if self.seed else ""
         option = f" --seed {self.seed}" if self.seed else ""

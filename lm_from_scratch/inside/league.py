@@ -98,13 +98,18 @@ class Round:
 
 
 def rounds(
-    model: CausalLM, tokenizer: Tokenizer, seeds: int = 3, labelled: int = 600, new: int = 200
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    seeds: int = 3,
+    labelled: int = 600,
+    new: int = 200,
+    first: int = 0,
 ) -> list[Round]:
-    """A round for each seed, with other stories in each. Raises ``ValueError`` where no labelled
-    story ends in one of the rooms."""
+    """A round for each seed from ``first`` on, with other stories in each. Raises ``ValueError``
+    where no labelled story ends in one of the rooms."""
     require(Count, seeds=seeds, labelled=labelled, new=new)
     found = []
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         known, unknown = asked(labelled, 2 * seed), asked(new, 2 * seed + 1)
         slots = [Slots(model, batch(stories, tokenizer)) for stories in (known, unknown)]
         if len(slots[0].questions.rooms.unique()) < len(ROOMS):

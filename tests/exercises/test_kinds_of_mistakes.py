@@ -133,6 +133,7 @@ KINDS = {
 #: Kinds that pass, and why that is right.
 HARMLESS = {
     ("contiguous", "hunt_masked_lanes"): "a kernel gets its rows in memory of the check's own",
+    ("contiguous", "league_project"): "states come from the model itself, row by row",
     ("contiguous", "softmax_kernel"): "a kernel gets its rows in memory of the check's own",
     ("contiguous", "measure_rate"): "a symmetric matrix is its own transpose",
     ("float32", "measure_rate"): "whether 500 steps diverge is no matter of digits",
@@ -140,6 +141,7 @@ HARMLESS = {
     ("int16", "growing_cache"): "rows of a batch are few",
     ("int16", "hunt_beam_reorder"): "beams are few",
     ("int16", "hunt_no_gradient"): "a model of so many tokens is too slow for a check",
+    ("int16", "league_project"): "there are eight rooms",
     ("int16", "left_padding"): "a mask holds 0 and 1",
     ("int16", "measure_groups"): "a group is shorter than any row",
     ("int16", "packed_attention"): "a right answer may make a mask of all pairs of tokens",
