@@ -82,3 +82,30 @@ def by_pieces(model, layer, states, rooms):
 
 
 RIGHT = [by_whitening, by_descent, by_kernel, by_pieces]
+
+WEAKER = "another method, perhaps a weaker one, and still above the marks"
+SAME = "the same for a matrix, or for all rooms"
+RARE = "few stories are as unsure as that"
+SPREAD = "spread += 0.1 * spread.diagonal().mean() * torch.eye(len(spread))"
+DIRECTIONS = "directions = head - head.mean(dim=0)"
+SAYS = "return torch.where(sure > 0.4, room, -1)"
+MOST = "sure, room = scores.softmax(dim=-1).max(dim=-1)"
+WEIGHT = "weight = torch.linalg.solve(spread, (means - middle).T)"
+SURVIVORS = {
+    f"{SPREAD}: {SPREAD} => pass": WEAKER,
+    f"{SPREAD}: 0.1 * spread.diagonal().mean() * torch.eye(len(spread)) => "
+    "0.1 * spread.diagonal().mean()": WEAKER,
+    f"{DIRECTIONS}: head - head.mean(dim=0) => head": WEAKER,
+    f"{SPREAD}: 0.1 * spread.diagonal().mean() => 0.1 / spread.diagonal().mean()": WEAKER,
+    f"{SPREAD}: 0.1 * spread.diagonal().mean() => 0.1": WEAKER,
+    f"{DIRECTIONS}: head.mean(dim=0) => head.mean()": WEAKER,
+    "spread = torch.cov((states - means[rooms]).T): states - means[rooms] => states": WEAKER,
+    f"{SPREAD}: 0.1 => 0.2": WEAKER,
+    f"{WEIGHT}: means - middle => means + middle": SAME,
+    f"{WEIGHT}: means - middle => means": SAME,
+    f"{SAYS}: sure > 0.4 => sure >= 0.4": RARE,
+    f"{SAYS}: -1 => 1": RARE,
+    f"{MOST}: -1 => 1": SAME,
+    f"{SAYS}: 1 => 0": RARE,
+    f"{MOST}: -1 => 1 (2)": SAME,
+}

@@ -68,8 +68,9 @@ class Mark:
         return self.share < self.bound if self.below else self.share > self.bound
 
     def __eq__(self, other: object) -> bool:
-        alike = isinstance(other, Mark) and self.reached == other.reached
-        return alike and (self.reached or self.share == other.share)
+        if not isinstance(other, Mark) or self.reached != other.reached:
+            return False
+        return self.reached or self.share == other.share
 
     def __repr__(self) -> str:
         word = "below" if self.below else "above"
@@ -80,7 +81,7 @@ def form(function: Callable[..., Any], stories: int) -> dict[str, Any]:
     """What holds of the two functions, however good they are."""
     one, _ = played(stories)
     states, rooms = one.labelled.states[LAYER].clone(), one.labelled.questions.rooms.clone()
-    x, new = one.new.states[LAYER][:24].clone(), one.others[:24].clone()
+    x, new = one.new.states[LAYER].clone(), one.others.clone()
     given = [states, rooms, x, new]
     before = [tensor.clone() for tensor in given]
     read, write = function(one.new.model, LAYER, states, rooms)
@@ -98,71 +99,93 @@ def form(function: Callable[..., Any], stories: int) -> dict[str, Any]:
         step, other = moved - x, write(x, (new + 1) % len(ROOMS)) - moved
         found["write moves every state"] = bool((step.norm(dim=-1) > 1e-4).all())
         found["where it moves to depends on the room"] = bool((other.norm(dim=-1) > 1e-4).all())
-        near = (write(x[:1], new[:1]) - moved[:1]).norm() < 0.01 * step[:1].norm()
+        alone = [(read(x[i : i + 1]), write(x[i : i + 1], new[i : i + 1])) for i in range(8)]
+        rooms, states = (torch.cat(each) for each in zip(*alone, strict=True))
+        near = (states - moved[:8]).norm() < 0.01 * step[:8].norm()
         found["a state alone is read and written as it is among others"] = bool(
-            near and torch.equal(read(x[:1]), said[:1])
+            near and torch.equal(rooms, said[:8])
         )
     return found
 
 
-def row(function: Callable[..., Any], stories: int) -> tuple[play.Row, dict[str, play.Row]]:
-    """The row of a method, and those of the page."""
+def with_copies(function: Callable[..., Any]) -> play.Method:
+    """A method that cannot write into the states of the round."""
+
+    def method(
+        model: CausalLM, layer: int, states: Tensor, rooms: Tensor
+    ) -> tuple[play.Read, play.Write]:
+        read, write = function(model, layer, states.clone(), rooms.clone())
+        return lambda x: read(x.clone()), lambda x, new: write(x.clone(), new.clone())
+
+    return method
+
+
+def row(
+    function: Callable[..., Any], stories: int, *sizes: float
+) -> tuple[play.Row, dict[str, play.Row]]:
+    """The row of a method, with its flips at some sizes, and the rows of the page."""
     one, others = played(stories)
-    return play.league([one], {"your method": function}, LAYER, (1,))[1], others
+    return play.league([one], {"your method": with_copies(function)}, LAYER, sizes)[1], others
 
 
 def best(rows: dict[str, play.Row], what: Callable[[play.Row], float]) -> tuple[float, str]:
     return max((what(row), name) for name, row in rows.items() if name != "guess")
 
 
-def as_guess(function: Callable[..., Any], stories: int) -> Mark:
+RECOVERED, FLIPPED = "the share of rooms that are recovered", "the share of answers that flip"
+
+
+def as_guess(function: Callable[..., Any], stories: int) -> dict[str, Mark]:
     mine, rows = row(function, stories)
-    return Mark(mine.recovered[0], rows["guess"].recovered[0] * 2 / 3, "2/3 of a guess")
+    bound = rows["guess"].recovered[0] * 2 / 3
+    return {RECOVERED: Mark(mine.recovered[0], bound, "2/3 of a guess")}
 
 
-def honest(function: Callable[..., Any], stories: int) -> tuple[Mark, Mark]:
+def honest(function: Callable[..., Any], stories: int) -> dict[str, Mark]:
     mine, rows = row(function, stories)
     bound = rows["guess"].false_claims[0] * 0.9
     claims = Mark(mine.false_claims[0], bound, "9/10 of a guess", below=True)
-    return claims, Mark(mine.recovered[0], rows["guess"].recovered[0] * 2 / 3, "2/3 of a guess")
+    return {"the share of false claims": claims, **as_guess(function, stories)}
 
 
-def better(function: Callable[..., Any], stories: int) -> Mark:
+def better(function: Callable[..., Any], stories: int) -> dict[str, Mark]:
     mine, rows = row(function, stories)
-    return Mark(mine.recovered[0], rows["mean difference"].recovered[0], "mean difference")
+    bound = rows["mean difference"].recovered[0]
+    return {RECOVERED: Mark(mine.recovered[0], bound, "mean difference")}
 
 
-def beyond(function: Callable[..., Any], stories: int) -> Mark:
+def beyond(function: Callable[..., Any], stories: int) -> dict[str, Mark]:
     mine, rows = row(function, stories)
-    return Mark(mine.recovered[0], *best(rows, lambda row: row.recovered[0]))
+    return {RECOVERED: Mark(mine.recovered[0], *best(rows, lambda row: row.recovered[0]))}
 
 
-def control(function: Callable[..., Any], stories: int) -> Mark:
+def control(function: Callable[..., Any], stories: int) -> dict[str, Mark]:
     """Taught twice: with the right rooms, then with the same rooms shuffled."""
     one, _ = played(stories)
     states, rooms = one.labelled.states[LAYER], one.labelled.questions.rooms
-    function(one.new.model, LAYER, states, rooms)
+    with_copies(function)(one.new.model, LAYER, states, rooms)
     g = Generator().manual_seed(stories)
     shuffled = rooms[torch.randperm(len(rooms), generator=g)]
-    read, _ = function(one.new.model, LAYER, states, shuffled)
+    read, _ = with_copies(function)(one.new.model, LAYER, states, shuffled)
     recovered = play.share(read(one.new.states[LAYER]) == one.new.questions.rooms)
-    return Mark(recovered, 0.25, "a quarter", below=True)
+    return {RECOVERED: Mark(recovered, 0.25, "a quarter", below=True)}
 
 
-def flips(function: Callable[..., Any], stories: int) -> Mark:
-    mine, rows = row(function, stories)
-    return Mark(mine.flips[0][0], rows["mean difference"].flips[0][0], "mean difference")
+def flips(function: Callable[..., Any], stories: int) -> dict[str, Mark]:
+    mine, rows = row(function, stories, 1)
+    bound = rows["mean difference"].flips[0][0]
+    return {FLIPPED: Mark(mine.flips[0][0], bound, "mean difference")}
 
 
-def winner(function: Callable[..., Any], stories: int) -> Mark:
+def winner(function: Callable[..., Any], stories: int) -> dict[str, Mark]:
     """Prints the table, too."""
-    mine, rows = row(function, stories)
+    mine, rows = row(function, stories, 1)
     print(f"{'':16} recovered  false claims  flips")
     for one in (*rows.values(), mine):
         shares = f"{one.recovered[0]:9.0%} {one.false_claims[0]:13.0%} {one.flips[0][0]:6.0%}"
         print(f"{one.method:16} {shares}")
-    flips, name = best(rows, lambda row: row.flips[0][0])
-    return Mark(mine.flips[0][0], flips + 0.1, f"{name}, plus 10 points")
+    most, name = best(rows, lambda row: row.flips[0][0])
+    return {FLIPPED: Mark(mine.flips[0][0], most + 0.1, f"{name}, plus 10 points")}
 
 
 def hidden(g: Generator) -> Call:
@@ -216,7 +239,7 @@ WRONG = [
       "return read, write"}, CONTROL),
     ("write moves away from the room", {WRITES: "return x - directions[new]"}, FLIPS),
     ("write takes the direction of the next room", {WRITES: "return x + directions[new - 1]"},
-     FLIPS),
+     FLIPS, "no push in a wrong direction flips an answer, whichever it is"),
     ("write puts in the mean state of the room", {WRITES: "return means[new].clone()"}, FLIPS),
     ("write moves as little as the scores of read need",
      {WRITES: "goal = (means - middle) @ weight\n        return x + (goal[new] - (x - middle) @ "

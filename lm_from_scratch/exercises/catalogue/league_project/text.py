@@ -62,10 +62,9 @@ def league_method(
     spread = torch.cov((states - means[rooms]).T)
     spread += 0.1 * spread.diagonal().mean() * torch.eye(len(spread))
     weight = torch.linalg.solve(spread, (means - middle).T)  # (C, 8)
-    bias = -((means - middle) * weight.T).sum(dim=1) / 2
 
     def read(x: Tensor) -> Tensor:
-        scores = (x - middle) @ weight + bias
+        scores = (x - middle) @ weight
         sure, room = scores.softmax(dim=-1).max(dim=-1)
         return torch.where(sure > 0.4, room, -1)
 
