@@ -232,7 +232,7 @@ WRONG = [
     ("the nearest mean, by the plain distance",
      {SAYS: "return torch.cdist(x, means).argmin(dim=-1)"}, PROBE),
     ("the room that the head would say of this state",
-     {SAYS: "return (x @ head.T).argmax(dim=-1)"}, PROBE),
+     {SAYS: "return (x @ head.T).argmax(dim=-1)"}, CONTROL),
     ("what was learned first is kept for all later stories",
      {FIRST_LINE: "if hasattr(league_method, 'kept'):\n        return league_method.kept\n    "
       + FIRST_LINE, "return read, write": "league_method.kept = read, write\n    "
