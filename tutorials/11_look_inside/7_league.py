@@ -39,7 +39,6 @@ dictionaries = {
 }
 
 # %%
-# There are three rounds. In each, a method learns from 300 stories and their rooms, and is judged on 100 new ones:
 
 tuned = tuned_lens(model, texts, steps=50, rows=4, lr=5e-3)
 jacobian = jacobian_lens(model, texts[:2])
@@ -80,6 +79,8 @@ axes[0].set_yticks(range(len(rows)), [r.method for r in rows][::-1], fontsize=9)
 plt.show()
 
 # %%
+# There are three rounds. In each, a method learns from 300 stories and their rooms, and is judged on 100 new ones.
+#
 # A dot is the mean of the rounds, a bar goes from the lowest to the highest. *Recovered* is the share of all new stories
 # whose room is named. *False claims* is the share of the named rooms that are wrong. *Flips*: for each
 # story, one of the seven wrong rooms is drawn, the method writes it, and we count how often the model then says it.
