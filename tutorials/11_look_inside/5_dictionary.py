@@ -43,8 +43,6 @@ def scores(dictionary):  # of these features, on the 300 others
 
 
 # %%
-# We fit three dictionaries, and draw three more by chance to compare them with. For each room, the feature that fits it best
-# is scored. The score, *F1*, goes from 0 to 1 (the text below the figure says how it is made):
 
 found, drawn = [], []
 for seed in range(3):
@@ -69,6 +67,9 @@ assert 0.5 < fitted.mean() < 0.8
 assert fitted.mean() > chance.mean() + 0.02 > 0.4
 
 # %%
+# We fitted three dictionaries, and drew three more by chance to compare them with. For each room, the feature that fits it
+# best is scored. The score, *F1*, goes from 0 to 1.
+#
 # Fitted features are a little better than random directions, and none is a sure sign of its room. F1 asks two things at once.
 # Of the stories in which a feature is active, how many end in that room? (This is its *precision*.) And of the stories
 # that end in the room, in how many is the feature active? (Its *recall*.) F1 is 1 only if feature and room always come

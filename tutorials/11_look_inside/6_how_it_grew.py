@@ -6,7 +6,7 @@ In three of four short stories ``worlds`` says the right room of the key. It beg
 first, what last, and did it come suddenly?
 
 Copies of the model were kept after 50, 100, 200, 400, 1,000 and 2,500 of the 6,000 steps of its training. All of them get
-the same test: stories that end just before a room must be said.
+the same test: stories that end just before a room must be said. Each has a *twin*: one word differs, and another room is right.
 """
 
 # sphinx_gallery_needs = ["../10_after_pretraining/6_worlds", "3_lookup_heads"]
@@ -38,8 +38,6 @@ print(stories[1].text, "->", stories[1].room)
 assert len(stories) == 128
 
 # %%
-# The second story is a twin of the first: one word differs, and another room is right. Every model reads all 128
-# once. We keep the probabilities of the next word and, for later, its states and where its heads look.
 
 places = stream_sites(models[6000])
 places += [Site("attention", 2), Site("attention", 3)]
@@ -54,8 +52,6 @@ for n, model in models.items():
     states[n] = {place: x[:, -1] for place, x in kept.items()}  # (N, C)
 
 # %%
-# Is the likeliest next word a room of the story? Is it the right one? Each model also tells 30 stories of its own, and a
-# program counts the proper sentences.
 
 import matplotlib.pyplot as plt
 
@@ -125,6 +121,10 @@ assert the_room[early] < guess and abs(the_room[middle] - guess) < 0.12
 assert the_room[last] > the_room[middle] + 0.25 and the_room[last] > 0.65
 
 # %%
+# Every model read all 128 stories once. Is its likeliest next word a room of the story, and is it the right one? It also
+# told 30 stories of its own, and a program counted the proper sentences. (Its states, and where its heads look, are kept
+# for later.)
+#
 # Form comes first. By step 200 nearly all sentences are proper, and three of four answers are rooms of the story. But the
 # model only guesses which: with about three rooms in a story, a guess is right in one of three (the grey line).
 #
