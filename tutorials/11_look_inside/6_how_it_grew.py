@@ -13,6 +13,7 @@ the same test: stories that end just before a room must be said. Each has a *twi
 # sphinx_gallery_words = ["emergence", "emergent abilities", "phase change", "phase transition", "grokking", "training dynamics", "learning dynamics", "checkpoints", "Pythia", "progress measures", "induction heads", "sudden", "mirage", "when does a model learn", "developmental interpretability", "what is learned first", "order of learning", "loss plateau"]
 
 from random import Random
+from textwrap import fill
 
 import torch
 
@@ -32,8 +33,8 @@ pairs = [(s, counterfactual(s, rng)) for s in asked(100, seed=3)]
 pairs = [pair for pair in pairs if pair[1]][:64]  # some have no twin
 stories = [story for pair in pairs for story in pair]
 test = batch(stories, tokenizer)  # (N, T)
-print(stories[0].text, "->", stories[0].room)
-print(stories[1].text, "->", stories[1].room)
+for story in stories[:2]:
+    print(fill(f"{story.text} -> {story.room}", 72))
 
 assert len(stories) == 128
 
