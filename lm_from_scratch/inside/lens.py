@@ -32,11 +32,11 @@ from lm_from_scratch.inside.sites import (
     Edit,
     activations,
     edited,
-    final_norm,
     one_stream,
     stream_sites,
 )
 from lm_from_scratch.limits import Count, Positive, require
+from lm_from_scratch.models.blocks import final_norm
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lm_from_scratch.attention.layer import AttentionLayer
 from lm_from_scratch.layers.recurrent import RecurrentLayer
-from lm_from_scratch.models.blocks import blocks, has
+from lm_from_scratch.models.blocks import blocks, final_norm, has
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 
@@ -43,13 +43,6 @@ class Site(NamedTuple):
 
 #: From the numbers at a site to those that the model goes on with, of the same shape.
 Edit = Callable[[Tensor], Tensor]
-
-
-def final_norm(model: nn.Module) -> nn.Module:
-    """The norm after the last block of a built model: what stands behind the blocks in it."""
-    layers = blocks(model)
-    siblings = next(list(m.children()) for m in model.modules() if layers in m.children())
-    return siblings[siblings.index(layers) + 1]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lm_from_scratch.attention.kinds import attention_layers
 from lm_from_scratch.attention.layer import AttentionFunction
 from lm_from_scratch.attention.sinks import SinkLayer
 from lm_from_scratch.attention.visibility import Visibility
-from lm_from_scratch.models.blocks import blocks
+from lm_from_scratch.models.blocks import blocks, final_norm
 
 
 @contextmanager
@@ -98,8 +98,6 @@ def record_hidden_states(model: nn.Module, detach: bool = True) -> Iterator[list
         states[3][0]  # after three blocks, first forward
     """
     layers = blocks(model)
-    siblings = next(list(m.children()) for m in model.modules() if layers in m.children())
-    norm = siblings[siblings.index(layers) + 1]
     states: list[list[Tensor]] = [[] for _ in range(len(layers) + 2)]
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -109,7 +107,7 @@ def record_hidden_states(model: nn.Module, detach: bool = True) -> Iterator[list
         return lambda module, args, out: own.append(out.detach() if detach else out)
 
     handles = [layers[0].register_forward_pre_hook(before)]
-    for module, own in zip([*layers, norm], states[1:], strict=True):
+    for module, own in zip([*layers, final_norm(model)], states[1:], strict=True):
         handles.append(module.register_forward_hook(after(own)))
     try:
         yield states

@@ -1,4 +1,4 @@
-"""The blocks of a built model, and which of them carry a state."""
+"""The blocks of a built model, the norm after them, and which of them carry a state."""
 
 from typing import Any
 
@@ -19,6 +19,13 @@ def blocks(model: nn.Module) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and has(module, (AttentionLayer, RecurrentLayer)):
             return module
     raise ValueError(f"{type(model).__name__} has no attention layer")
+
+
+def final_norm(model: nn.Module) -> nn.Module:
+    """The norm after the last block of a built model: what stands behind the blocks in it."""
+    layers = blocks(model)
+    siblings = next(list(m.children()) for m in model.modules() if layers in m.children())
+    return siblings[siblings.index(layers) + 1]
 
 
 def check_no_states(model: nn.Module, what: str) -> None:

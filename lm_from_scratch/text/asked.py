@@ -31,12 +31,18 @@ class Asked:
     what: str
 
     @property
-    def chain(self) -> list[str]:
-        """Where it is, from inside out: ``["box", "Tom", "kitchen"]``. Raises ``ValueError`` for a
-        plot that cannot be."""
+    def world(self) -> World:
+        """The world after the plot. Raises ``ValueError`` for one that cannot be."""
         world = World()
         for sentence in self.plot:
             world.follow(sentence)
+        return world
+
+    @property
+    def chain(self) -> list[str]:
+        """Where it is, from inside out: ``["box", "Tom", "kitchen"]``. Raises ``ValueError`` for a
+        plot that cannot be."""
+        world = self.world
         if self.what not in world.place:
             raise ValueError(f"the story has not mentioned {self.what}")
         return world.chain(self.what)
@@ -49,13 +55,12 @@ class Asked:
     @property
     def text(self) -> str:
         """The story, the question, and the answer up to its room."""
-        world = World()
-        for sentence in self.plot:
-            world.follow(sentence)
+        world = self.world
         kind = "where is" if self.what in PEOPLE else "where"
         question = Sentence(kind, (self.what,))
         answer = write([world.answer(question)])
-        return f"{write([*self.plot, question])} {answer[: answer.rindex(self.room) - 1]}"
+        room = world.chain(self.what)[-1]
+        return f"{write([*self.plot, question])} {answer[: answer.rindex(room) - 1]}"
 
 
 def asked(n: int, seed: int = 0, what: str = "key", config: PlotConfig = SMALL) -> list[Asked]:

@@ -16,9 +16,10 @@ import torch
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.inside.patching import patch_path, run, silence
-from lm_from_scratch.inside.sites import Site, activations, final_norm
+from lm_from_scratch.inside.sites import Site, activations
 from lm_from_scratch.instruments import plot
 from lm_from_scratch.instruments.record import record_attention
+from lm_from_scratch.models.blocks import final_norm
 from lm_from_scratch.models.modes import evaluating
 
 model, tokenizer = load_shipped("worlds")
