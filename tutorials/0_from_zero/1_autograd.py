@@ -8,24 +8,26 @@ larger. Which dial should we turn, and which way?
 The simplest way to find out is to *nudge* one dial at a time: turn it up by 0.01, and see what the result does.
 """
 
-# sphinx_gallery_words = ["automatic differentiation", "autodiff", "backpropagation from scratch", "micrograd", "calculus", "derivative", "derivatives", "chain rule", "how does autograd work", "computation graph", "partial derivative", "reverse mode", "Zero to Hero", "gradient from scratch", "finite differences", "numerical gradient"]
+# sphinx_gallery_words = ["autodiff", "backpropagation from scratch", "backprop", "micrograd", "calculus", "derivative", "derivatives", "how does autograd work", "how does loss.backward work", "reverse mode", "Zero to Hero", "gradient from scratch", "finite differences", "numerical gradient", "dual numbers", "which way to change a number", "how does a program learn"]
 
 
 def machine(a, b, c):
     product = a * b
     total = product + c
-    bent = max(total, 0)  # a negative total becomes 0
+    bent = max(total, 0)  # anything below 0 becomes 0
     return bent * product
 
 
 dials = dict(a=2.0, b=-1.5, c=5.0)
-print("result:", machine(**dials))
+before = machine(**dials)
+print("result:", before)
 for name in dials:
     nudged = machine(**{**dials, name: dials[name] + 0.01})
-    print(f"{name} + 0.01: {nudged - machine(**dials):+.4f}")
+    print(f"{name} + 0.01: the result changes by {nudged - before:+.4f}")
 
 # %%
-# Turn ``a`` up, and turn ``b`` and ``c`` down. The curves show more of it: one dial is turned, the two others stay.
+# So turn ``a`` up, and turn ``b`` and ``c`` down. The curves show more: for each of them one dial is turned, and the two
+# others stay where they are.
 
 import matplotlib.pyplot as plt
 
@@ -36,27 +38,29 @@ fig, (ax,) = figure(4.8, 3.2)
 for name, dashes in zip(dials, ("-", "--", "-.")):
     results = [machine(**{**dials, name: dials[name] + t}) for t in turns]
     ax.plot(turns, results, dashes, label=name)
-ax.plot(0, machine(**dials), "o", color="black")
-ax.set(xlabel="turned by", ylabel="result", title="Turn one dial")
+ax.plot(0, before, "o", color="black")
+ax.set(xlabel="turned by", ylabel="result", title="Turn one of three dials")
 ax.legend(frameon=False)
 plt.show()
 
 # %%
-# How steep a curve is at the dot is its *slope*. A slope of 1.5 means: when the dial goes up by 0.01, the result goes up
-# by about 0.01 × 1.5. A negative slope leads down.
+# How steep a curve is at the dot is its *slope*. The slope of ``a`` is 1.5: turn ``a`` up by 0.01, and the result grows by
+# about 0.01 × 1.5. A negative slope leads down.
 #
-# Nudging computes the whole machine once more for each dial. A language model has millions of dials. There is a way to
-# get all slopes at once.
+# Nudging has a price: the whole machine has to run once more for each dial. A language model is a machine with millions
+# of dials, or billions. There is a way to get all slopes at once.
 #
 # A number that remembers
 # -----------------------
 #
-# Let every number remember its *parents*, the numbers that it was computed from, and a *slope* for each of them: how fast
-# it grows when that parent grows.
+# Let each number remember its *parents*, the numbers that it was computed from. And beside each parent let it keep a slope:
+# how fast it grows when that parent grows. These slopes are easy, because each step of the machine is small.
 #
-# * ``x + y`` grows as fast as ``x`` does: both slopes are 1.
-# * ``x * y`` grows ``y`` times as fast as ``x``, and ``x`` times as fast as ``y``.
-# * ``relu`` keeps a number above 0, where its slope is 1, and turns any other into 0, where its slope is 0.
+# * ``x + y`` grows by 0.01 when ``x`` does. Both slopes are 1.
+# * ``x * y`` grows by ``0.01 * y`` when ``x`` grows by 0.01. So the slope beside ``x`` is ``y``, and the one beside ``y``
+#   is ``x``.
+# * The bend keeps ``x`` if it is above 0: the slope is 1. Anything else becomes 0 and stays 0: the slope is 0. Its usual
+#   name is ``relu``, for *rectified linear unit*.
 
 
 class Value:
@@ -64,41 +68,88 @@ class Value:
         self.data, self.grad = data, 0.0
         self.parents, self.slopes = parents, slopes
 
-    def __add__(self, y):  # Python calls it for x + y
+    def __add__(self, y):  # Python calls this for x + y
         return Value(self.data + y.data, (self, y), (1.0, 1.0))
 
-    def __mul__(self, y):  # and this one for x * y
+    def __mul__(self, y):  # and this for x * y
         return Value(self.data * y.data, (self, y), (y.data, self.data))
 
     def relu(self):
-        return Value(max(self.data, 0), (self,), (float(self.data > 0),))
+        slope = 1.0 if self.data > 0 else 0.0
+        return Value(max(self.data, 0.0), (self,), (slope,))
 
 
-a, b, c = (Value(number) for number in dials.values())
+# %%
+# ``data`` is the number itself. ``grad`` will be what we are looking for: the slope of the *result*, when this number
+# changes. The machine runs as before, and writes down where everything came from.
+
+a, b, c = Value(2.0), Value(-1.5), Value(5.0)
 product = a * b
 total = product + c
 bent = total.relu()
 result = bent * product
-print([parent.data for parent in result.parents], result.slopes)
 
-assert result.data == machine(**dials)
+print("result:", result.data)
+print("its parents:", [parent.data for parent in result.parents])
+print("the slope beside each:", result.slopes)
+
+assert result.data == before
+assert result.parents == (bent, product)
 
 # %%
-# Pass it on
-# ----------
+# Numbers, and arrows from parents to what is computed from them: that is a *computation graph*.
 #
-# ``grad`` will be the slope of the *result* with respect to a number. That of the result itself is 1. Every number passes
-# its own slope on to its parents, multiplied by the slope that it has remembered.
+# Back through the machine
+# ------------------------
 #
-# **Predict first.** ``product`` was used twice. ``result`` passes 2 on to it, and ``total`` passes -3. What is its slope?
+# Now start at the end. The result grows as fast as itself: its ``grad`` is 1. Then every number passes its ``grad`` on to
+# its parents, times the slope that it keeps beside each. An example: if ``result`` grows -3 times as fast as ``bent``,
+# and ``bent`` grows as fast as ``total``, then ``result`` grows -3 × 1 times as fast as ``total``.
 #
-# * -3: the last one counts.
-# * -1: they are added.
-# * -6: they are multiplied.
+# **Predict first.** ``product`` is used twice. From ``result`` it gets 1 × 2 = 2, and from ``total`` it gets -3. What is
+# its ``grad``?
+#
+# * -3: the later one counts.
+# * -1: the two are added.
+# * -6: the two are multiplied.
+
+p = product.data
+nudged = max(p + 0.01 + c.data, 0) * (p + 0.01)  # the machine from there on
+print(f"product + 0.01: the result changes by {nudged - result.data:+.4f}")
+
+assert abs((nudged - result.data) - 0.01 * (2 - 3)) < 2e-4
+assert 0.01 * 2 == 0.02 and 0.01 * -3 == -0.03
+
+# %%
+# The two are added: 2 - 3 = -1. When ``product`` grows by 0.01, the result changes for two reasons, by about 0.02
+# directly, and by about -0.03 through ``total``. Together that is -0.01.
+#
+# This is the *chain rule*: **slopes multiply along a path, and add up over paths.** From ``a`` two paths lead to the result.
+# One has the slopes -1.5 × 2 = -3, the other -1.5 × 1 × 1 × -3 = 4.5. Their sum is 1.5.
+#
+# Here is the whole way back, number by number:
+
+from lm_from_scratch.drawings import zero
+
+names = ["a", "b", "c", "product", "total", "bent", "result"]
+numbers = dict(zip(names, (a, b, c, product, total, bent, result)))
+zero.backward_steps(numbers)
+
+assert -1.5 * 2 == -3 and -1.5 * 1 * 1 * -3 == 4.5 and 4.5 - 3 == 1.5
+
+# %%
+# It comes down to order
+# ----------------------
+#
+# ``product`` had to wait for ``total``. With the first part alone, the 2, it would have passed -3 on to ``a``, and that
+# points the wrong way. So a number passes its slope on when all its *children* have done so, the numbers that were
+# computed from it.
+#
+# ``topological_order`` lists a result and all that it was computed from, parents before their children. ``backward`` goes
+# through this list from its end.
 
 
-def topological_order(value, order=None):
-    order = [] if order is None else order
+def topological_order(value, order):
     if value not in order:
         for parent in value.parents:
             topological_order(parent, order)
@@ -108,34 +159,128 @@ def topological_order(value, order=None):
 
 def backward(result):
     result.grad = 1.0
-    for value in reversed(topological_order(result)):
+    for value in reversed(topological_order(result, [])):
         for parent, slope in zip(value.parents, value.slopes):
             parent.grad += value.grad * slope
 
 
 backward(result)
-print(f"product: {product.grad}")
-print(f"a: {a.grad}, b: {b.grad}, c: {c.grad}")
+for name, value in numbers.items():
+    print(f"{name:8} {value.data:5}  slope {value.grad:4}")
 
-assert product.grad == -1
-assert [value.grad for value in (a, b, c)] == [1.5, -2, -3]
-for name, value in zip(dials, (a, b, c)):
+slopes = [value.grad for value in numbers.values()]
+assert slopes == [1.5, -2, -3, -1, -3, -3, 1]
+for name, slope in zip(dials, slopes):
     nudged = machine(**{**dials, name: dials[name] + 1e-6})
-    assert abs((nudged - result.data) / 1e-6 - value.grad) < 1e-4
+    assert abs((nudged - before) / 1e-6 - slope) < 1e-4
+for nudged, slope in (  # of product, total and bent
+    (max(-3 + 1e-6 + 5, 0) * (-3 + 1e-6), product.grad),
+    (max(2 + 1e-6, 0) * -3, total.grad),
+    ((2 + 1e-6) * -3, bent.grad),
+):
+    assert abs((nudged - before) / 1e-6 - slope) < 1e-4
+assert [total.grad * slope for slope in product.slopes] == [
+    4.5,
+    -6,
+]  # exercise 1
 
 # %%
-# They are added. When ``product`` grows, the result changes in two ways at once, and both changes count.
+# Going forward computed the numbers. Going back, the *backward pass*, computes all slopes, and again it meets every number
+# once. All slopes together are called the *gradient*, hence the name ``grad``.
+#
+# **Predict first.** ``y`` is ``x`` at first. Then twenty times ``y = y + y``. How many paths lead from ``x`` to ``y``?
+#
+# * 20
+# * 40
+# * more than a million
+
+x = y = Value(1.0)
+for _ in range(20):
+    y = y + y
+
+backward(y)
+print(f"slope of x: {x.grad:,.0f}")
+print(f"numbers on the way: {len(topological_order(y, []))}")
+
+assert x.grad == 2**20 == 1_048_576
+assert len(topological_order(y, [])) == 21
+
+# %%
+# More than a million: each sum has two arrows, so every doubling doubles the paths. But ``backward`` does not walk them
+# one by one. Each of the 21 numbers adds up what reaches it, and then passes it on once.
+#
+# Is it right?
+# ------------
+#
+# The course has a package, ``lm_from_scratch``, with a ``Value`` like this one. It knows a few more operations, such as
+# ``-`` and ``exp``, and the next lessons use it. `PyTorch <https://pytorch.org>`_, the library of the later chapters, does
+# the same. Its numbers come in tables, called *tensors*; here each holds a single one. Do all three agree?
+
+import torch
+
+from lm_from_scratch.training import autograd
+
+
+def run(a, b, c):
+    product = a * b
+    return (product + c).relu() * product
+
+
+package = [autograd.Value(number) for number in dials.values()]
+run(*package).backward()
+
+settings = dict(dtype=torch.float64, requires_grad=True)  # "find my slope"
+tensors = [torch.tensor(number, **settings) for number in dials.values()]
+run(*tensors).backward()
+
+print("   this page  package  PyTorch")
+for name, ours, other, tensor in zip(dials, (a, b, c), package, tensors):
+    slopes = ours.grad, other.grad, tensor.grad.item()
+    print(f"{name}: {slopes[0]:8} {slopes[1]:8} {slopes[2]:8}")
+    assert slopes[0] == slopes[1] == slopes[2]
+
+# %%
+# They do. Finding slopes in this way is called *automatic differentiation*. It is decades old, and a
+# `survey <https://arxiv.org/abs/1502.05767>`_ by Baydin and others tells its history. Doing it with single numbers became
+# popular with Andrej Karpathy's `micrograd <https://github.com/karpathy/micrograd>`_ and his lectures
+# `Zero to Hero <https://github.com/karpathy/nn-zero-to-hero>`_.
+#
+# Turn all dials
+# --------------
+#
+# The gradient says which way each dial should go. Turn all three at once, each by 0.01 times its slope:
+
+for value in (a, b, c):
+    value.data += 0.01 * value.grad
+after = machine(a.data, b.data, c.data)
+promised = sum(0.01 * value.grad**2 for value in (a, b, c))
+
+print(f"{before} becomes {after:.2f}")
+print(f"promised: {promised:+.2f}, came: {after - before:+.2f}")
+
+assert abs(promised - 0.1525) < 1e-9
+assert 0.155 < after - before < 0.165
+assert 2.0 * -1.5 + 2.0 < 0  # exercise 2: the bend is at 0, and all slopes are
+
+# %%
+# The result was to grow by the sum of all turns, each times its slope, and it nearly did. Slopes change a little on the way,
+# because the curves above are not straight. So take a small step, find the new slopes, and take the next step.
+#
+# That is what the next lesson does, in a loop. Its result is an error that should become small, so the loop walks
+# *downhill*.
 #
 # Exercises
 # ---------
 #
-# 1. In ``backward``, write ``=`` in the place of ``+=``. Which slopes are wrong, and what would turning the dials by them do?
-#    A good answer says which number is used twice.
+# 1. Write ``=`` in the place of ``+=`` in ``backward``. Which of the three dials now have wrong slopes? A good answer says
+#    which number lost a part of its slope.
+# 2. Set ``c`` to 2 and run the page again. What are the slopes, and which dial would help? A good answer says what the
+#    bend has done.
+# 3. Add subtraction, ``__sub__``, to ``Value``. A good answer nudges both numbers to check its slopes.
 #
 # Summary
 # -------
 #
-# * A slope says how fast the result grows when one number grows.
-# * A number that remembers its parents can pass its slope back to them. Slopes multiply along a path, and add up over
-#   paths.
-# * One pass from the result back to the dials finds all slopes at once.
+# * A slope says how fast the result grows when one number grows; its sign says which way to turn.
+# * Slopes multiply along a path and add up over paths.
+# * Numbers that remember their parents get all slopes in one pass, from the result back to the dials.

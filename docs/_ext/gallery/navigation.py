@@ -111,11 +111,16 @@ def onward(name: str, docname: str) -> list[nodes.paragraph]:
     ]
 
 
+def lessons_of_edition() -> list[str]:
+    """The reading path of an edition: the lessons that it has."""
+    return [one for one in pages.lessons() if translation.has(pages.document(one)[1:])]
+
+
 def beside(name: str) -> tuple[str | None, str | None]:
     """The pages before and after one on the reading path; those of an in-depth page are its lesson
     and the lesson after it."""
     lesson = pages.lesson(name)
-    path = [one for one in pages.lessons() if translation.has(pages.document(one)[1:])]
+    path = lessons_of_edition()
     at = path.index(lesson)
     after = path[at + 1] if at + 1 < len(path) else None
     if lesson != name:
@@ -201,8 +206,10 @@ def turn_pages(app: Any, docname: str, template: str, context: Any, doctree: Any
     name = pages.page_of(docname)
     if app.builder.name != "html" or (name is None and docname not in (START, END)):
         return
-    first, *_between, last = pages.lessons()
-    before, after = beside(name) if name else ((None, first) if docname == START else (last, None))
+    path = lessons_of_edition()
+    before, after = (
+        beside(name) if name else (None, path[0]) if docname == START else (path[-1], None)
+    )
     start, end = (one if name and translation.has(one) else None for one in (START, END))
     context["place"] = place(name) if name else ""
     ends = {

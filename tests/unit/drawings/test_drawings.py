@@ -32,10 +32,12 @@ from lm_from_scratch.drawings import (
     since_qwen2_attention,
     since_qwen2_models,
     stories,
+    zero,
 )
 from lm_from_scratch.drawings.canvas import Canvas, Drawing, slides
 from lm_from_scratch.drawings.colours import BLUE, GREEN, ORANGE
 from lm_from_scratch.layers.delta_rule import recurrent_delta_rule
+from lm_from_scratch.training.autograd import Value
 
 INF = float("inf")
 WORDS = ["⊢", "If", " <the>", " file", "\n", " does", " not", " exist", " &", "."]
@@ -80,9 +82,21 @@ BEAMS = [
 ]  # fmt: skip
 PIECES = [" a", "<b>", "\n", "&", "."]
 
+
+def machine(a: float, b: float, c: float) -> dict[str, Value]:
+    """That of the first lesson."""
+    numbers = {"a": Value(a), "b": Value(b), "c": Value(c)}
+    numbers["product"] = numbers["a"] * numbers["b"]
+    numbers["total"] = numbers["product"] + numbers["c"]
+    numbers["bent"] = numbers["total"].relu()
+    return numbers | {"result": numbers["bent"] * numbers["product"]}
+
+
 #: Every drawing with what a page might give it.
 EXAMPLES: list[tuple[Callable[..., Drawing], tuple[Any, ...]]] = [
     (slides, ("Step", [Canvas(10, 10, "a & b").drawing()] * 2, ["0", "1"], 1)),
+    (zero.backward_steps, (machine(2, -1.5, 5),)),
+    (zero.backward_steps, (machine(2.25, -1.75, 3),)),
     (gpt2.tokens, (["<a>", " b&"], [3, 4])),
     (gpt2.merges, ([("l", "o", "w"), ("lo", "w"), ("low",)], ["letters", "l+o", "lo+w"])),
     (gpt2.repeats, (["a", " b", "a", " b"], 2)),
@@ -229,6 +243,7 @@ def test_every_drawing_has_an_example() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("backward_steps", "product: 2 + (−3 × 1) = −1; c: −3 × 1 = −3. Slopes: c −3, product −1"),
         ("query_steps", "sum to 3.0; Step scores: a −0.5, ␣<b> 1.7; Step softmax: a 0.10"),
         ("padded_batch", "row 0: pad | <a>, mask [0, 1], positions [-1, 0]; row 1"),
         ("writing_order", "misses a key 1 times"),
@@ -387,6 +402,14 @@ def test_every_number_goes_to_its_nearest_level(name: str, y: int, shares: list[
 
 
 # ------------------------------------------------------------------------- what they compute
+
+
+def test_a_backward_pass_ends_with_the_slopes_of_the_package() -> None:
+    numbers = machine(2, -1.5, 5)
+    numbers["result"].backward()
+    shown = [text for text in texts(marks(DRAWN["backward_steps"], "svg")[-1]) if "slope " in text]
+    slopes = [f"slope {value.grad:g}".replace("-", "−") for value in numbers.values()]
+    assert [text for text in shown if "passes" not in text] == slopes
 
 
 def test_a_filling_cache_computes_each_token_once() -> None:
