@@ -93,8 +93,9 @@ class Value:
                 value.grad = 0.0
         self.grad += 1.0
         for value in reversed(order):
+            grad = value.grad
             for parent, slope in zip(value.parents, value.slopes, strict=True):
-                parent.grad += slope * value.grad
+                parent.grad += slope * grad
 
 
 def as_value(number: Value | float) -> Value:
@@ -122,5 +123,10 @@ def topological_order(root: Value) -> list[Value]:
         elif value not in seen:
             seen.add(value)
             stack.append((value, True))
-            stack.extend((parent, False) for parent in value.parents)
+            for parent in value.parents:
+                if parent.parents:
+                    stack.append((parent, False))
+                elif parent not in seen:  # most are weights: they need not wait on the stack
+                    seen.add(parent)
+                    order.append(parent)
     return order
