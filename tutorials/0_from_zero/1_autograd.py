@@ -18,15 +18,14 @@ def machine(a, b, c):
     return bent * product
 
 
-dials = dict(a=2.0, b=-1.5, c=5.0)
-before = machine(**dials)
+before = machine(2.0, -1.5, 5.0)
 print("result:", before)
-for name in dials:
-    nudged = machine(**{**dials, name: dials[name] + 0.01})
-    print(f"{name} + 0.01: the result changes by {nudged - before:+.4f}")
+print(f"a + 0.01: {machine(2.01, -1.5, 5.0) - before:+.4f}")
+print(f"b + 0.01: {machine(2.0, -1.49, 5.0) - before:+.4f}")
+print(f"c + 0.01: {machine(2.0, -1.5, 5.01) - before:+.4f}")
 
 # %%
-# So turn ``a`` up, and turn ``b`` and ``c`` down. The curves show more: for each of them one dial is turned, and the two
+# So turn ``a`` up, and turn ``b`` and ``c`` down. Curves show more: for each of these, one dial is turned, and the two
 # others stay where they are.
 
 import matplotlib.pyplot as plt
@@ -35,17 +34,17 @@ from lm_from_scratch.instruments.plot import figure
 
 turns = [turn / 20 for turn in range(-26, 27)]
 fig, (ax,) = figure(4.8, 3.2)
-for name, dashes in zip(dials, ("-", "--", "-.")):
-    results = [machine(**{**dials, name: dials[name] + t}) for t in turns]
-    ax.plot(turns, results, dashes, label=name)
+ax.plot(turns, [machine(2 + t, -1.5, 5) for t in turns], label="a")
+ax.plot(turns, [machine(2, -1.5 + t, 5) for t in turns], "--", label="b")
+ax.plot(turns, [machine(2, -1.5, 5 + t) for t in turns], "-.", label="c")
 ax.plot(0, before, "o", color="black")
 ax.set(xlabel="turned by", ylabel="result", title="Turn one of three dials")
 ax.legend(frameon=False)
 plt.show()
 
 # %%
-# How steep a curve is at the dot is its *slope*. The slope of ``a`` is 1.5: turn ``a`` up by 0.01, and the result grows by
-# about 0.01 × 1.5. A negative slope leads down.
+# The *slope* of a curve says how steep it is, here at the dot. That of ``a`` is 1.5: turn ``a`` up by 0.01, and the result
+# grows by about 0.01 × 1.5. A negative slope leads down.
 #
 # Nudging has a price: the whole machine has to run once more for each dial. A language model is a machine with millions
 # of dials, or billions. There is a way to get all slopes at once.
@@ -103,8 +102,10 @@ assert result.parents == (bent, product)
 # ------------------------
 #
 # Now start at the end. The result grows as fast as itself: its ``grad`` is 1. Then every number passes its ``grad`` on to
-# its parents, times the slope that it keeps beside each. An example: if ``result`` grows -3 times as fast as ``bent``,
-# and ``bent`` grows as fast as ``total``, then ``result`` grows -3 × 1 times as fast as ``total``.
+# its parents, times the slope that it keeps beside each.
+#
+# An example: ``result`` keeps -3 beside ``bent``, and ``bent`` keeps 1 beside ``total``. When ``total`` grows by 0.01, so
+# does ``bent``, and the result falls by 0.03. So the ``grad`` of ``total`` is -3 × 1 = -3.
 #
 # **Predict first.** ``product`` is used twice. From ``result`` it gets 1 × 2 = 2, and from ``total`` it gets -3. What is
 # its ``grad``?
@@ -119,6 +120,7 @@ print(f"product + 0.01: the result changes by {nudged - result.data:+.4f}")
 
 assert abs((nudged - result.data) - 0.01 * (2 - 3)) < 2e-4
 assert 0.01 * 2 == 0.02 and 0.01 * -3 == -0.03
+assert -1.5 * 2 == -3 and -1.5 * 1 * 1 * -3 == 4.5 and 4.5 - 3 == 1.5
 
 # %%
 # The two are added: 2 - 3 = -1. When ``product`` grows by 0.01, the result changes for two reasons, by about 0.02
@@ -127,26 +129,25 @@ assert 0.01 * 2 == 0.02 and 0.01 * -3 == -0.03
 # This is the *chain rule*: **slopes multiply along a path, and add up over paths.** From ``a`` two paths lead to the result.
 # One has the slopes -1.5 × 2 = -3, the other -1.5 × 1 × 1 × -3 = 4.5. Their sum is 1.5.
 #
-# Here is the whole way back, number by number:
+# Here is the whole way back. Go through it step by step:
 
 from lm_from_scratch.drawings import zero
 
-names = ["a", "b", "c", "product", "total", "bent", "result"]
-numbers = dict(zip(names, (a, b, c, product, total, bent, result)))
+numbers = dict(
+    a=a, b=b, c=c, product=product, total=total, bent=bent, result=result
+)
 zero.backward_steps(numbers)
 
-assert -1.5 * 2 == -3 and -1.5 * 1 * 1 * -3 == 4.5 and 4.5 - 3 == 1.5
-
 # %%
-# It comes down to order
-# ----------------------
+# One pass, in the right order
+# ----------------------------
 #
 # ``product`` had to wait for ``total``. With the first part alone, the 2, it would have passed -3 on to ``a``, and that
 # points the wrong way. So a number passes its slope on when all its *children* have done so, the numbers that were
 # computed from it.
 #
-# ``topological_order`` lists a result and all that it was computed from, parents before their children. ``backward`` goes
-# through this list from its end.
+# ``topological_order`` lists a result and all that it was computed from, parents before their children. (Such a list is in
+# *topological order*.) ``backward`` goes through it from its end.
 
 
 def topological_order(value, order):
@@ -168,12 +169,11 @@ backward(result)
 for name, value in numbers.items():
     print(f"{name:8} {value.data:5}  slope {value.grad:4}")
 
-slopes = [value.grad for value in numbers.values()]
-assert slopes == [1.5, -2, -3, -1, -3, -3, 1]
-for name, slope in zip(dials, slopes):
-    nudged = machine(**{**dials, name: dials[name] + 1e-6})
-    assert abs((nudged - before) / 1e-6 - slope) < 1e-4
-for nudged, slope in (  # of product, total and bent
+assert [n.grad for n in numbers.values()] == [1.5, -2, -3, -1, -3, -3, 1]
+for nudged, slope in (
+    (machine(2 + 1e-6, -1.5, 5), a.grad),
+    (machine(2, -1.5 + 1e-6, 5), b.grad),
+    (machine(2, -1.5, 5 + 1e-6), c.grad),
     (max(-3 + 1e-6 + 5, 0) * (-3 + 1e-6), product.grad),
     (max(2 + 1e-6, 0) * -3, total.grad),
     ((2 + 1e-6) * -3, bent.grad),
@@ -226,18 +226,19 @@ def run(a, b, c):
     return (product + c).relu() * product
 
 
-package = [autograd.Value(number) for number in dials.values()]
+package = [autograd.Value(number) for number in (2.0, -1.5, 5.0)]
 run(*package).backward()
 
-settings = dict(dtype=torch.float64, requires_grad=True)  # "find my slope"
-tensors = [torch.tensor(number, **settings) for number in dials.values()]
+exact = dict(dtype=torch.float64, requires_grad=True)  # as Python's numbers
+tensors = [torch.tensor(number, **exact) for number in (2.0, -1.5, 5.0)]
 run(*tensors).backward()
 
-print("   this page  package  PyTorch")
-for name, ours, other, tensor in zip(dials, (a, b, c), package, tensors):
-    slopes = ours.grad, other.grad, tensor.grad.item()
-    print(f"{name}: {slopes[0]:8} {slopes[1]:8} {slopes[2]:8}")
-    assert slopes[0] == slopes[1] == slopes[2]
+print("this page:", a.grad, b.grad, c.grad)
+print("package:  ", *[value.grad for value in package])
+print("PyTorch:  ", *[tensor.grad.item() for tensor in tensors])
+
+for value, other, tensor in zip((a, b, c), package, tensors):
+    assert value.grad == other.grad == tensor.grad.item()
 
 # %%
 # They do. Finding slopes in this way is called *automatic differentiation*. It is decades old, and a

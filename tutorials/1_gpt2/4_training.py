@@ -185,9 +185,9 @@ assert heights[0] - heights[-1] > 0.95 * (heights[0] - min(hill.values()))
 # The grey line is the loss for each value of the weight. Where it is steep the steps are long, and near the bottom they get
 # short by themselves. This is *gradient descent*. Training takes such a step for all weights at once.
 #
-# ``backward`` computes all slopes in one go. *AdamW* turns them into steps. Unlike the hiker's, these do not shrink
-# near the bottom: each weight moves by about ``lr``, the *learning rate*, whatever its slope. `Chapter 7
-# <../7_optimizers/1_adamw.ipynb>`_ takes AdamW apart.
+# ``backward`` computes `all slopes in one go <../0_from_zero/1_autograd.ipynb>`_. *AdamW* turns
+# them into steps. Unlike the hiker's, these do not shrink near the bottom: each weight moves by about ``lr``, the
+# *learning rate*, whatever its slope. `Chapter 7 <../7_optimizers/1_adamw.ipynb>`_ takes AdamW apart.
 
 
 def train(model, stream, steps, lr=0.004):
