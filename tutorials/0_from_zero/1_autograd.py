@@ -2,10 +2,11 @@ r"""
 A number that knows its parents
 ===============================
 
-Here is a small machine with three dials, ``a``, ``b`` and ``c``, and one result. Say that we want the result to be
-larger. Which dial should we turn, and which way?
+A program that learns has dials: numbers that it may change. It turns them until its result is good. How does it know
+which way?
 
-The simplest way to find out is to *nudge* one dial at a time: turn it up by 0.01, and see what the result does.
+Here is a small machine with three dials, ``a``, ``b`` and ``c``. Say that a larger result is better. The simplest way to
+find out is to *nudge* one dial at a time: turn it up by 0.01, and see what the result does.
 """
 
 # sphinx_gallery_words = ["autodiff", "backpropagation from scratch", "backprop", "micrograd", "calculus", "derivative", "derivatives", "how does autograd work", "how does loss.backward work", "reverse mode", "Zero to Hero", "gradient from scratch", "finite differences", "numerical gradient", "dual numbers", "which way to change a number", "how does a program learn"]
@@ -229,7 +230,8 @@ def run(a, b, c):
 package = [autograd.Value(number) for number in (2.0, -1.5, 5.0)]
 run(*package).backward()
 
-exact = dict(dtype=torch.float64, requires_grad=True)  # as Python's numbers
+# as exact as Python's own numbers, and with slopes
+exact = dict(dtype=torch.float64, requires_grad=True)
 tensors = [torch.tensor(number, **exact) for number in (2.0, -1.5, 5.0)]
 run(*tensors).backward()
 
@@ -273,11 +275,12 @@ assert 2.0 * -1.5 + 2.0 < 0  # exercise 2: the bend is at 0, and all slopes are
 # Exercises
 # ---------
 #
-# 1. Write ``=`` in the place of ``+=`` in ``backward``. Which of the three dials now have wrong slopes? A good answer says
-#    which number lost a part of its slope.
-# 2. Set ``c`` to 2 and run the page again. What are the slopes, and which dial would help? A good answer says what the
-#    bend has done.
-# 3. Add subtraction, ``__sub__``, to ``Value``. A good answer nudges both numbers to check its slopes.
+# 1. Copy ``backward``, write ``=`` in the place of ``+=``, and try it on a new machine. Which of the three dials get wrong
+#    slopes? A good answer says which number lost a part of its slope.
+# 2. Build the machine with 2 in the place of 5 for ``c``. What are the slopes now, and which dial would help? A good answer
+#    says what the bend has done.
+# 3. Add subtraction to ``Value``: Python calls ``__sub__`` for ``x - y``. A good answer nudges both numbers to check the
+#    slopes.
 #
 # Summary
 # -------
