@@ -97,6 +97,11 @@ EXAMPLES: list[tuple[Callable[..., Drawing], tuple[Any, ...]]] = [
     (slides, ("Step", [Canvas(10, 10, "a & b").drawing()] * 2, ["0", "1"], 1)),
     (zero.backward_steps, (machine(2, -1.5, 5),)),
     (zero.backward_steps, (machine(2.25, -1.75, 3),)),
+    (zero.descending_line, (range(7), [100, 95, 88, 83, 76, 71, 65], 100, 0.02, [0, 1, 10])),
+    (zero.descending_line, ([1, 2, 3], [20, 40, 55], 0, 0.1, [0, 3])),
+    (zero.learned_curves,
+     ([7, 8, 9], [100, 50, 80], [7, 7.5, 8, 8.5, 9],
+      {"0": ([-40, 20, 30, 90, 130], "off by 60 <%>"), "9": ([90, 70, 50, 60, 80], "")})),
     (gpt2.tokens, (["<a>", " b&"], [3, 4])),
     (gpt2.merges, ([("l", "o", "w"), ("lo", "w"), ("low",)], ["letters", "l+o", "lo+w"])),
     (gpt2.repeats, (["a", " b", "a", " b"], 2)),
@@ -243,6 +248,8 @@ def test_every_drawing_has_an_example() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("descending_line", "1: after 1 step a = −3.03, loss 102.2; Steps 10: after 10 steps a ="),
+        ("learned_curves", "Steps 0: after 0 steps off by 60 <%>; Steps 9: after 9 steps"),
         ("backward_steps", "product: 2 + (−3 × 1) = −1; c: −3 × 1 = −3. Slopes: c −3, product −1"),
         ("query_steps", "sum to 3.0; Step scores: a −0.5, ␣<b> 1.7; Step softmax: a 0.10"),
         ("padded_batch", "row 0: pad | <a>, mask [0, 1], positions [-1, 0]; row 1"),
@@ -410,6 +417,17 @@ def test_a_backward_pass_ends_with_the_slopes_of_the_package() -> None:
     shown = [text for text in texts(marks(DRAWN["backward_steps"], "svg")[-1]) if "slope " in text]
     slopes = [f"slope {value.grad:g}".replace("-", "−") for value in numbers.values()]
     assert [text for text in shown if "passes" not in text] == slopes
+
+
+def test_a_line_descends_by_the_slopes_of_the_package() -> None:
+    a, x, y = Value(0.0), [1.0, 2.0, 4.0], [90.0, 85.0, 60.0]
+    for place in zero.descent(x, y, 100, 0.03, 5):
+        assert a.data == pytest.approx(place)
+        misses = [100 + a * p - q for p, q in zip(x, y, strict=True)]
+        loss = sum((miss**2 for miss in misses), Value(0)) / 3
+        assert loss.data == pytest.approx(zero.squared_error(x, y, 100, place))
+        loss.backward()
+        a.data, a.grad = a.data - 0.03 * a.grad, 0.0
 
 
 def test_a_filling_cache_computes_each_token_once() -> None:
