@@ -23,8 +23,8 @@ zero.descending_line(hours, percent, start=100, lr=0.02, shown=[0, 1, 2, 3, 10])
 # The line is ``100 + a * hour``. Only the number ``a`` is learned. It says how many percent are gained in an hour, or lost, if it
 # is negative.
 #
-# The ball is the same line once more. How far left it lies says how negative ``a`` is. How high it lies is its *loss*: how
-# badly the line misses the points. So learning is rolling downhill.
+# The ball is the same line once more. The further left it lies, the more negative ``a`` is. The higher it lies, the further the
+# line is from the points. So learning is rolling downhill.
 #
 # A loss to roll down
 # -------------------
@@ -32,8 +32,8 @@ zero.descending_line(hours, percent, start=100, lr=0.02, shown=[0, 1, 2, 3, 10])
 # A *loss* is one number for how wrong all guesses are. This one is the *mean squared error*: square each miss (orange in the
 # picture), and take the mean. A miss of 10 percent counts 100, above the line or below, and a miss of 2 counts only 4.
 #
-# Which way is down? The slope knows. ``Value`` is the number of the `lesson before <1_autograd.ipynb>`_ that finds slopes; the
-# package has one that can subtract and divide, too.
+# Which way is down? The slope says it. So ``a`` is a ``Value``, the number that finds slopes, from the `lesson before
+# <1_autograd.ipynb>`_.
 
 from lm_from_scratch.training.autograd import Value
 
@@ -205,13 +205,14 @@ assert 20.8 < 100 * best_loss**0.5 < 21.1
 
 # %%
 # The line of the morning was right until one o'clock, and could not know what came then. But no other line fits this day
-# either: the best one is off by 21 %.
+# either: a typical guess of the best one is off by 21 %.
 #
 # Do more lines help?
 # -------------------
 #
 # Let us add up eight lines. Each has its ``w`` and ``b``, and is multiplied by a number ``v``. With one more number at the end these
-# are 25 parameters. They begin at random, because eight equal lines would get equal slopes, and stay equal.
+# are 25 parameters. They begin at random, because eight equal lines would get equal slopes, and stay equal. The *seed* is
+# a number that decides which random numbers come.
 
 
 def random_start(seed):
@@ -284,10 +285,11 @@ zero.learned_curves(
 assert 100 * path[-1][0] ** 0.5 < 2
 
 # %%
-# Under 2 % instead of 21. This is a *neural network*. Each bent line is a *hidden unit*, or neuron. Its ``w`` and ``v`` are *weights*, its
-# ``b`` is a *bias*, and the function that bends is an *activation function*.
+# Under 2 % instead of 21. This is a *neural network*. Each bent line is a *hidden unit*, or neuron. Its ``w`` and ``v`` are
+# *weights*, its ``b`` is a *bias*, and the function that bends is an *activation function*. There are others, such as tanh, whose
+# bend is round.
 #
-# **Predict first.** A line bends where ``w * x + b`` is 0. When in the day does the trained network bend?
+# **Predict first.** A line bends where ``w * x + b`` is 0. At what times of the day does the trained network bend?
 #
 # * About every two hours.
 # * Only at five, when the phone is plugged in.
@@ -330,8 +332,9 @@ for time, event in zip(bends(path[-1][1]), (13, 17, 17)):
 # Twenty starts, in PyTorch
 # -------------------------
 #
-# PyTorch computes with whole tables of numbers, called *tensors*. So it can train twenty networks at once, each from its own random
-# start. ``SGD`` is its gradient descent.
+# PyTorch computes with whole tables of numbers, *tensors*. So it can train twenty networks at once, each from its own random
+# start. They share no number, so a backward pass from the sum of their losses finds the slopes of each. ``SGD`` is PyTorch's
+# gradient descent.
 
 import torch
 
@@ -351,10 +354,10 @@ optimizer = torch.optim.SGD([w, b, v, last], lr=0.1)
 X, Y = torch.tensor([x, y], dtype=torch.float64)  # 16 hours each
 losses = []
 for _ in range(2001):
-    bent = torch.relu(w * X + b)  # 20 x 8 x 16
-    guesses = (v * bent).sum(1) + last  # 20 x 16
+    bent = torch.relu(w * X + b)  # networks x units x hours
+    guesses = (v * bent).sum(1) + last  # networks x hours
     loss = ((guesses - Y) ** 2).mean(1)  # one for each network
-    losses.append(loss.detach())
+    losses.append(loss.detach())  # without its parents
     loss.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -363,7 +366,7 @@ for step in range(1001):
     assert abs(losses[step][7].item() / path[step][0] - 1) < 1e-6
 
 # %%
-# The network from seed 7 is ours: its losses are the same, to many digits. How do the others do?
+# The network from seed 7 is ours, and its losses are the same to many digits. How do the others do?
 
 misses = 100 * torch.stack(losses) ** 0.5
 
@@ -392,7 +395,8 @@ assert (bent[misses[-1] > 4].sum(2) == 0).sum() == 5
 #
 # 1. *Easy.* What does ``guess(path[-1][1], 29)`` say for five o'clock the next morning? A good answer says why no battery
 #    does that, and why the network does.
-# 2. *Easy.* Train with ``Value.tanh`` in the place of ``Value.relu``: a bend that is round. A good answer compares the curves.
+# 2. *Medium.* Give the twenty networks 2 units instead of 8, then 16. (Change the 8 of ``random_start``, and each 24.) A good
+#    answer says how many are off by less than 2 %, and why more units help.
 # 3. *Medium.* Begin with 0.5 for every ``w``, ``b`` and ``v``. A good answer says how many different units there are after
 #    training, and why.
 #
