@@ -100,9 +100,7 @@ if tags.has("catalogues"):  # noqa: F821
     autosummary_generate, nitpicky = [], False
     exclude_patterns.append("api/lm_from_scratch*")
     suppress_warnings += ["toc.excluded", "toc.not_included", "ref.doc"]
-autosummary_context = {
-    "folders": [name for name, path in package.listed().items() if path.stem == "__init__"]
-}
+autosummary_context = {"rooms": package.members_of_rooms()}
 autodoc_default_options = {"exclude-members": "extra_repr, training"}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -67,6 +67,11 @@ def by_room() -> dict[str, list[str]]:
     return {name: members for name, members in rooms.items() if members}
 
 
+def members_of_rooms() -> dict[str, list[str]]:
+    """For the page of each room, the pages of its files, which hang below it in the menu."""
+    return {room: rest for room, *rest in (m for name, m in by_room().items() if name)}
+
+
 def named(module: str) -> list[str]:
     """What an index names of a file; of what checks an exercise, nothing."""
     if modules.room(module) == "exercises":
@@ -85,6 +90,7 @@ def index() -> dict[str, Any]:
             for apart in (False, True)
         ],
         "package": PACKAGE,
+        "inside": [module for members in members_of_rooms().values() for module in members],
         "about": {module: modules.summary(path) for module, path in listed().items()},
         "named": named,
     }

@@ -163,7 +163,8 @@ def link_terms(
                 known[form] = term
                 if form == form.lower():
                     known[form[0].upper() + form[1:]] = term
-    longest_first = sorted(known, key=len, reverse=True)
+    # (All pages have one pattern, so it is compiled once.)
+    longest_first = sorted(known, key=lambda form: (-len(form), form))
     any_word = "|".join(r"\s+".join(map(re.escape, form.split())) for form in longest_first)
     linked = set()
     for node in list(prose(document)):
