@@ -39,7 +39,7 @@ class Value:
         other = as_value(other)
         return Value(self.data * other.data, (self, other), (other.data, self.data))
 
-    def __pow__(self, power: float) -> "Value":
+    def __pow__(self, power: "Value | float") -> "Value":
         """Raises ``TypeError`` for a power that is a ``Value``, ``ValueError`` below 0 for a
         power that is not a whole number."""
         if isinstance(power, Value):
