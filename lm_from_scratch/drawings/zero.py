@@ -11,7 +11,7 @@ from lm_from_scratch.training.autograd import Value
 
 #: The machine of the lesson, parents first: how each number is made, the middle of its box and how
 #: wide the box is.
-MACHINE = {
+MACHINE: dict[str, tuple[str, float, float, float]] = {
     "a": ("", 51, 44, 98),
     "b": ("", 162, 44, 108),
     "c": ("", 290, 124, 96),
