@@ -61,9 +61,9 @@ assert 1600 < len(words) < 2400
 assert sum(counts["q"].values()) == counts["q"]["u"]
 
 # %%
-# You can pronounce much of what the counts invent. The map shows all that the second program knows: the darker, the
-# more often, compared with the rest of the row. Row ``.`` says how words begin, column ``.`` how they end, and after
-# ``q`` there is only ``u``.
+# You can pronounce much of what the counts invent. The map shows all that the second program knows: the stronger the
+# blue, the more often, compared with the rest of the row. Row ``.`` says how words begin, column ``.`` how they end,
+# and after ``q`` there is only ``u``.
 #
 # The words come from Python's own manual. A fifth of them, ``aside``, are kept for tests.
 #
