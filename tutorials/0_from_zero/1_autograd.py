@@ -26,8 +26,8 @@ print(f"b + 0.01: {machine(2.0, -1.49, 5.0) - before:+.4f}")
 print(f"c + 0.01: {machine(2.0, -1.5, 5.01) - before:+.4f}")
 
 # %%
-# So turn ``a`` up, and turn ``b`` and ``c`` down. Curves show more: for each of these, one dial is turned, and the two
-# others stay where they are.
+# So turn ``a`` up, and turn ``b`` and ``c`` down. Curves show more. Each one turns a single dial, and leaves the two others
+# alone.
 
 import matplotlib.pyplot as plt
 
@@ -43,9 +43,13 @@ ax.set(xlabel="turned by", ylabel="result", title="Turn one of three dials")
 ax.legend(frameon=False)
 plt.show()
 
+assert round((machine(2.001, -1.5, 5) - before) / 0.001, 3) == 1.502
+assert round((machine(2.0001, -1.5, 5) - before) / 0.0001, 4) == 1.5002
+
 # %%
-# The *slope* of a curve says how steep it is, here at the dot. That of ``a`` is 1.5: turn ``a`` up by 0.01, and the result
-# grows by about 0.01 × 1.5. A negative slope leads down.
+# Close to the dot each curve is nearly a straight line, so it has a *slope*: the change of the result divided by the
+# nudge. For ``a`` that is 0.0152 / 0.01, or 1.52. A nudge of 0.001 gives 1.502, and one of 0.0001 gives 1.5002: the
+# slope at the dot is 1.5. A negative slope leads down.
 #
 # Nudging has a price: the whole machine has to run once more for each dial. A language model is a machine with millions
 # of dials, or billions. There is a way to get all slopes at once.
@@ -53,14 +57,18 @@ plt.show()
 # A number that remembers
 # -----------------------
 #
-# Let each number remember its *parents*, the numbers that it was computed from. And beside each parent let it keep a slope:
-# how fast it grows when that parent grows. These slopes are easy, because each step of the machine is small.
+# Let each number remember its *parents*, the numbers that it was computed from. Beside each parent it keeps a slope:
+# how fast the number itself grows when that parent grows. These slopes are easy, because each step of the machine is
+# small.
 #
 # * ``x + y`` grows by 0.01 when ``x`` does. Both slopes are 1.
 # * ``x * y`` grows by ``0.01 * y`` when ``x`` grows by 0.01. So the slope beside ``x`` is ``y``, and the one beside ``y``
 #   is ``x``.
-# * The bend keeps ``x`` if it is above 0: the slope is 1. Anything else becomes 0 and stays 0: the slope is 0. Its usual
-#   name is ``relu``, for *rectified linear unit*.
+# * The bend, ``max(x, 0)``, keeps ``x`` if it is above 0: the slope is 1. Anything else becomes 0 and stays 0: the slope is
+#   0. Its usual name is ``relu``, for *rectified linear unit*.
+#
+# A ``class`` describes a new kind of object. ``Value(2.0)`` will make a number of this kind: Python calls ``__init__``, and
+# ``self`` is the new number.
 
 
 class Value:
@@ -68,7 +76,7 @@ class Value:
         self.data, self.grad = data, 0.0
         self.parents, self.slopes = parents, slopes
 
-    def __add__(self, y):  # Python calls this for x + y
+    def __add__(self, y):  # Python calls this for x + y; self is x
         return Value(self.data + y.data, (self, y), (1.0, 1.0))
 
     def __mul__(self, y):  # and this for x * y
@@ -108,8 +116,8 @@ assert result.parents == (bent, product)
 # An example: ``result`` keeps -3 beside ``bent``, and ``bent`` keeps 1 beside ``total``. When ``total`` grows by 0.01, so
 # does ``bent``, and the result falls by 0.03. So the ``grad`` of ``total`` is -3 × 1 = -3.
 #
-# **Predict first.** ``product`` is used twice. From ``result`` it gets 1 × 2 = 2, and from ``total`` it gets -3. What is
-# its ``grad``?
+# **Predict first.** ``product`` is used twice. From ``result`` it gets 1 × 2 = 2, and from ``total`` it gets -3 × 1 = -3.
+# What is its ``grad``?
 #
 # * -3: the later one counts.
 # * -1: the two are added.
@@ -127,8 +135,9 @@ assert -1.5 * 2 == -3 and -1.5 * 1 * 1 * -3 == 4.5 and 4.5 - 3 == 1.5
 # The two are added: 2 - 3 = -1. When ``product`` grows by 0.01, the result changes for two reasons, by about 0.02
 # directly, and by about -0.03 through ``total``. Together that is -0.01.
 #
-# This is the *chain rule*: **slopes multiply along a path, and add up over paths.** From ``a`` two paths lead to the result.
-# One has the slopes -1.5 × 2 = -3, the other -1.5 × 1 × 1 × -3 = 4.5. Their sum is 1.5.
+# This is the *chain rule*: **slopes multiply along a path, and add up over paths.** From ``a`` two paths lead to the
+# result. The short one, through ``product`` alone, has the slopes -1.5 × 2 = -3. The long one goes on through
+# ``total`` and ``bent``: -1.5 × 1 × 1 × -3 = 4.5. Their sum is 1.5.
 #
 # Here is the whole way back. Go through it step by step:
 
@@ -143,12 +152,12 @@ zero.backward_steps(numbers)
 # One pass, in the right order
 # ----------------------------
 #
-# ``product`` had to wait for ``total``. With the first part alone, the 2, it would have passed -3 on to ``a``, and that
-# points the wrong way. So a number passes its slope on when all its *children* have done so, the numbers that were
-# computed from it.
+# ``product`` had to wait for ``total``. With only the first part, 2, it would have passed 2 × -1.5 = -3 on to ``a``,
+# and that points the wrong way. So a number passes its slope on when all its *children* have done so, the numbers
+# that were computed from it.
 #
 # ``topological_order`` lists a result and all that it was computed from, parents before their children. (Such a list is in
-# *topological order*.) ``backward`` goes through it from its end.
+# *topological order*.) To do so, it first calls itself for each parent. ``backward`` goes through it from its end.
 
 
 def topological_order(value, order):
@@ -213,9 +222,10 @@ assert len(topological_order(y, [])) == 21
 # Is it right?
 # ------------
 #
-# The course has a package, ``lm_from_scratch``, with a ``Value`` like this one. It knows a few more operations, such as
-# ``-`` and ``exp``, and the next lessons use it. `PyTorch <https://pytorch.org>`_, the library of the later chapters, does
-# the same. Its numbers come in tables, called *tensors*; here each holds a single one. Do all three agree?
+# The course has a package, ``lm_from_scratch``, with a ``Value`` like this one. It knows more operations, such as
+# ``-`` and ``**``, and plain numbers may take part: ``100 + 2 * a``. The next lessons use it. `PyTorch
+# <https://pytorch.org>`_, the library of the later chapters, does the same. Its numbers come in tables, called
+# *tensors*; here each holds a single one. Do all three agree?
 
 import torch
 
@@ -266,8 +276,9 @@ assert 0.155 < after - before < 0.165
 assert 2.0 * -1.5 + 2.0 < 0  # exercise 2: the bend is at 0, and all slopes are
 
 # %%
-# The result was to grow by the sum of all turns, each times its slope, and it nearly did. Slopes change a little on the way,
-# because the curves above are not straight. So take a small step, find the new slopes, and take the next step.
+# Each turn promised its own size times its slope, for ``a`` 0.015 × 1.5. Together that is 0.15, and 0.16 came. Slopes
+# change a little on the way, because the curves above are not straight. So take a small step, find the new slopes,
+# and take the next step.
 #
 # That is what the next lesson does, in a loop. Its result is an error that should become small, so the loop walks
 # *downhill*.
