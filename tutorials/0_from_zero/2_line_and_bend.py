@@ -21,11 +21,11 @@ percent = [100, 95, 88, 83, 76, 71, 65]
 zero.descending_line(hours, percent, start=100, lr=0.02, shown=[0, 1, 2, 3, 10])
 
 # %%
-# The line is ``100 + a * hour``. Only the number ``a`` is learned. It says how many percent are gained in an hour, or lost, if it
-# is negative.
+# The line is ``100 + a * hour``. Only the number ``a`` is learned. It says how many percent are gained in an hour, or
+# lost, if it is negative.
 #
-# The ball is the same line once more. The further left it lies, the more negative ``a`` is. The higher it lies, the further the
-# line is from the points. So learning is rolling downhill.
+# The ball is the same line once more. The further left it lies, the more negative ``a`` is. The higher it lies, the
+# further the line is from the points. So learning is rolling downhill.
 #
 # A loss to roll down
 # -------------------
@@ -33,7 +33,7 @@ zero.descending_line(hours, percent, start=100, lr=0.02, shown=[0, 1, 2, 3, 10])
 # A *loss* is one number for how wrong all guesses are. This one is the *mean squared error*: square each miss (orange in the
 # picture), and take the mean. A miss of 10 percent counts 100, above the line or below, and a miss of 2 counts only 4.
 #
-# Which way is down? The slope says it. So ``a`` is a ``Value``, the number that finds slopes, from the `lesson before
+# Which way is down? The slope says. So ``a`` is a ``Value``, the number that finds slopes, from the `lesson before
 # <1_autograd.ipynb>`_.
 
 from lm_from_scratch.training.autograd import Value
@@ -57,20 +57,20 @@ assert a.data < 0 < loss.data
 assert abs(a.data - zero.descent(hours, percent, 100, 0.02, 1)[1]) < 1e-9
 
 # %%
-# The slope is positive: if ``a`` grew, the loss would grow. So ``a`` has to go the other way, and we *subtract*: 0.02 times the
-# slope. This 0.02 is the *learning rate*, ``lr`` for short.
+# The slope is positive: if ``a`` grew, the loss would grow. So ``a`` has to go the other way, and we *subtract*: 0.02
+# times the slope. This 0.02 is the *learning rate*, ``lr`` for short.
 #
 # Doing it again and again is called *gradient descent*. A number that is learned in this way is a *parameter*. Here is the
-# loop, for any number of parameters. It does all the learning on this page.
+# loop, for any number of parameters, and any function ``predict`` that guesses with them.
 
 
 def train(parameters, predict, x, y, lr, steps, clear=True):
     path = []
-    for _ in range(steps + 1):
+    for _ in range(steps + 1):  # the start counts as step 0
         guesses = [predict(parameters, each) for each in x]
         loss = mean_squared_error(guesses, y)
         loss.backward()
-        path.append((loss.data, [p.data for p in parameters]))
+        path.append((loss.data, [p.data for p in parameters]))  # to plot
         for p in parameters:
             p.data -= lr * p.grad
             if clear:
@@ -83,7 +83,7 @@ def morning(parameters, hour):
 
 
 path = train([Value(0)], morning, hours, percent, lr=0.02, steps=20)
-loss, [an_hour] = path[-1]
+loss, [an_hour] = path[-1]  # after the last step
 print(f"a = {an_hour:.2f}, loss {loss:.1f}")
 print(f"empty after {-100 / an_hour:.0f} hours")
 
@@ -99,8 +99,8 @@ for (_, [a]), drawn in zip(path, zero.descent(hours, percent, 100, 0.02, 20)):
 #
 # ``backward`` *adds* to ``grad``. So ``train`` sets it back to 0 after each step.
 #
-# **Predict first.** We leave that out (``clear=False``). Now each step goes by the sum of all slopes so far. What does the ball
-# do?
+# **Predict first.** We leave that out (``clear=False``). Now each step goes by the sum of all slopes so far. What
+# does the ball do?
 #
 # * The same as before, because all slopes point the same way.
 # * It rolls to the bottom in fewer steps, and stays there.
@@ -128,8 +128,8 @@ assert min(a for _, [a] in kept[20:]) < -11
 assert abs(cleared[-1][1][0] + 5.835) < 0.001
 
 # %%
-# It rolls through the bottom and up the other side, like a ball without friction, and never comes to rest. In PyTorch ``grad``
-# adds up as well. There ``optimizer.zero_grad()`` sets it back.
+# It rolls through the bottom and up the other side, like a ball without friction, and never comes to rest. In PyTorch
+# ``grad`` adds up as well; there ``optimizer.zero_grad()`` sets it back.
 #
 # How large is a step?
 # --------------------
@@ -165,14 +165,16 @@ assert paths[0][-1][0] > 150 and paths[1][-1][0] < 1
 assert paths[2] == sorted(paths[2]) and paths[2][-1][0] < 2000
 
 # %%
-# It jumps from side to side, higher each time. Each step leads so far up the other side that the slope there is steeper, so the
-# next step is even longer. At 0.002 the ball is on its way, but slow. Try rates that are ten times apart, then some in between.
+# It jumps from side to side, higher each time. Each step leads so far up the other side that the slope there is
+# steeper, so the next step is even longer. At 0.002 the ball is on its way, but slow. Try rates that are ten times
+# apart, then some in between.
 #
 # The rest of the day
 # -------------------
 #
-# At one o'clock a game begins, and at five the phone is plugged in. The line gets a second parameter: ``a * x + b``. So that one
-# learning rate suits both, ``x`` goes from -1 at seven to 1 at ten in the evening, and ``y`` from 0 to 1 for a full battery.
+# At one o'clock a game begins, and at five the phone is plugged in. The line gets a second parameter, ``b``: it is
+# now ``a * x + b``. One learning rate must suit both, so ``x`` runs from -1 (seven o'clock) to 1 (ten in the
+# evening), and ``y`` from 0 to 1 (full).
 
 day = percent + [52, 38, 26, 14, 27, 42, 55, 68, 82]
 x = [hour / 7.5 - 1 for hour in range(16)]
@@ -211,19 +213,20 @@ assert 20.8 < 100 * best_loss**0.5 < 21.1
 # Do more lines help?
 # -------------------
 #
-# Let us add up eight lines. Each has its ``w`` and ``b``, and is multiplied by a number ``v``. With one more number at the end these
-# are 25 parameters. They begin at random, because eight equal lines would get equal slopes, and stay equal. The *seed* is
+# Let us add up eight lines, each of them ``w * x + b``, times a number ``v``. With one more number at the end these are 25
+# parameters. They begin at random: eight equal lines would get equal slopes, and stay equal. The *seed* is
 # a number that decides which random numbers come.
 
 
 def random_start(seed):
     r = random.Random(seed)
+    # w, b and v of eight lines: mostly between -s and s
     numbers = [r.gauss(0, s) for _ in range(8) for s in (1, 0.5, 0.5)]
     return [Value(number) for number in (*numbers, 0)]
 
 
 def add_up(parameters, x, bend):
-    *lines, total = parameters
+    *lines, total = parameters  # the last is the total
     for i in range(0, len(lines), 3):
         w, b, v = lines[i : i + 3]
         total = total + v * bend(w * x + b)
@@ -239,7 +242,7 @@ def add_up(parameters, x, bend):
 
 
 def straight(parameters, x):
-    return add_up(parameters, x, bend=lambda line: line)
+    return add_up(parameters, x, bend=lambda line: line)  # no bend
 
 
 path = train(random_start(7), straight, x, y, lr=0.1, steps=200)
@@ -248,14 +251,14 @@ print(miss(path[-1][0]))
 assert abs(path[-1][0] - best_loss) < 1e-9
 
 # %%
-# 21 %, like one line. ``v * (w * x + b)`` is ``(v * w) * x + v * b``, a line again, and a sum of lines is a line. Nor would it help
-# to send the result through more lines: a line of a line is a line.
+# 21 %, like one line. ``v * (w * x + b)`` is ``(v * w) * x + v * b``, a line again, and a sum of lines is a line. Nor
+# would it help to send the result through more lines: a line of a line is a line.
 #
 # Bend each line
 # --------------
 #
-# So bend each line before it is added. ``relu`` turns what is below 0 into 0. What it makes of a line has a flat part, a bend, and
-# a slanted part.
+# So bend each line before it is added. ``relu`` turns what is below 0 into 0. What it makes of a line has a flat
+# part, a bend, and a slanted part.
 
 
 def network(parameters, x):
@@ -287,10 +290,10 @@ assert 100 * path[-1][0] ** 0.5 < 2
 
 # %%
 # Under 2 % instead of 21. This is a *neural network*. Each bent line is a *hidden unit*, or neuron. Its ``w`` and ``v`` are
-# *weights*, its ``b`` is a *bias*, and the function that bends is an *activation function*. There are others, such as tanh, whose
-# bend is round.
+# *weights*, its ``b`` is a *bias*, and the function that bends is an *activation function*.
 #
-# **Predict first.** A line bends where ``w * x + b`` is 0. At what times of the day does the trained network bend?
+# **Predict first.** A unit bends where ``w * x + b`` is 0, so where ``x`` is ``-b / w``. At what times of the day
+# does the trained network bend?
 #
 # * About every two hours.
 # * Only at five, when the phone is plugged in.
@@ -327,15 +330,15 @@ for time, event in zip(bends(path[-1][1]), (13, 17, 17)):
     assert abs(time - event) < 0.3
 
 # %%
-# At one and at five, or 13 and 17 o'clock. Nobody told the network that something happened then: training moved the bends there.
-# Two units bend at five and one at one. The others are straight all day, or 0.
+# At one and at five, or 13 and 17 o'clock. Nobody told the network that something happened then: training moved the
+# bends there. Two units bend at five and one at one. The others are straight all day, or 0.
 #
 # Twenty starts, in PyTorch
 # -------------------------
 #
-# PyTorch computes with whole tables of numbers, *tensors*. So it can train twenty networks at once, each from its own random
+# PyTorch computes with tables of numbers, *tensors*. So it can train twenty networks at once, each from its own random
 # start. They share no number, so a backward pass from the sum of their losses finds the slopes of each. ``SGD`` is PyTorch's
-# gradient descent.
+# gradient descent. The loop is the one above; skim the code.
 
 import torch
 
@@ -387,8 +390,8 @@ assert misses[-1, 16] > 4 and misses[1500, 16] - misses[-1, 16] < 0.2  # stuck
 assert (bent[16].sum(1) == 0).sum() == 5
 
 # %%
-# Eighteen are off by less than 2 %. One is late, and one is stuck (dashed): five of its units are 0 all day. There the slope is 0
-# too, so no step ever changes them. Training depends on chance, so try more than one start.
+# Eighteen are off by less than 2 %. One is late, and one is stuck (dashed): five of its units are 0 all day. There
+# the slope is 0 too, so no step ever changes them. Training depends on chance, so try more than one start.
 #
 # Language models learn by the same loop: guess, loss, slopes, step. They only have more parameters.
 #
@@ -397,8 +400,8 @@ assert (bent[16].sum(1) == 0).sum() == 5
 #
 # 1. *Easy.* What does ``guess(path[-1][1], 29)`` say for five o'clock the next morning? A good answer says why no battery
 #    does that, and why the network does.
-# 2. *Medium.* Give the twenty networks 2 units instead of 8, then 16. (Change the 8 of ``random_start``, and each 24.) A good
-#    answer says how many are off by less than 2 %, and why more units help.
+# 2. *Medium.* Give the twenty networks 2 units instead of 8, then 16. (Change the 8 of ``random_start``, and each
+#    24.) A good answer says how many are off by less than 2 %, and why more units help.
 # 3. *Medium.* Begin with 0.5 for every ``w``, ``b`` and ``v``. A good answer says how many different units there are after
 #    training, and why.
 #
