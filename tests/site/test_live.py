@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import Visit, new_context
-from live import widgets
+from live import training, widgets
 from playwright.sync_api import Browser, Page, Route
 
 from lm_from_scratch.attention.kinds import attention_layers
@@ -30,19 +30,28 @@ from lm_from_scratch.generation.sampling import Sampler, draw
 from lm_from_scratch.inside.patching import put, run
 from lm_from_scratch.inside.sites import Site, activations
 from lm_from_scratch.instruments.plot import attention_maps
+from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.weights.int8 import Int8Weight
 
 MODELS = ("gpt2-docs", "qwen2-docs")
 ENGINE = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
 SCRIPTS = (
-    *(*ENGINE, "widget", "widgets/move"),
-    *(f"models/{name}" for name in (*MODELS, "tasks", "worlds")),
+    *(*ENGINE, "widget", "widgets/move", "gradients", "training", "widgets/train"),
+    *(f"models/{name}" for name in (*MODELS, "tasks", "worlds", "stories")),
 )
 LENGTHS = (1, 2, 17, 100, 256)
 
 HELPERS = """
 <script>
 const floats = (text) => new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+const doubles = (text) => new Float64Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+const packed = (numbers) => {  // the bytes of float64, in base64
+  let text = "";
+  for (const byte of new Uint8Array(Float64Array.from(numbers).buffer)) text += String.fromCharCode(byte);
+  return btoa(text);
+};
+const tensors = (packed) => Object.fromEntries(Object.entries(packed).map(([name, [shape, data]]) =>
+  [name, { shape, data: doubles(data) }]));
 const apart = (a, b) => {
   if (a.length !== b.length) return Infinity;
   let most = 0;
@@ -423,6 +432,262 @@ def test_a_rounded_model(page: Page, name: str, bits: int) -> None:
     assert page.evaluate(script, [name, ids, bits, packed(want)]) < 5e-5
 
 
+# ---------------------------------------------------------------------- training, in float64
+
+
+def packed64(x: torch.Tensor) -> str:
+    return base64.b64encode(x.detach().double().contiguous().numpy().tobytes()).decode()
+
+
+def unpacked64(text: str, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text)).copy()).view(like.shape)
+
+
+def tensors64(named: dict[str, torch.Tensor]) -> dict[str, tuple[list[int], str]]:
+    return {name: (list(x.shape), packed64(x)) for name, x in named.items()}
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+IDS = torch.tensor([3, 0, 9, 3, 10, 3, 7])
+T, C, HEADS = len(IDS), 12, 3
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    heads = (x.view(T, HEADS, -1).transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*heads, is_causal=True).transpose(0, 1).reshape(T, C)
+
+
+#: An operation: what it is made of, what it is in torch, and what the way back returns.
+OPERATIONS: dict[str, tuple[dict[str, torch.Tensor], Callable[..., torch.Tensor], str]] = {
+    "linear": (
+        {"x": normal(T, C), "weight": normal(13, C), "bias": normal(13)},
+        F.linear, "{ x: lm.backward.linear(dy, x.data, weight, bias) }",
+    ),
+    "linear, even sizes": (
+        {"input": normal(8, C), "weight": normal(8, C)},
+        F.linear, "{ input: lm.backward.linear(dy, input.data, weight) }",
+    ),
+    "embedding": (
+        {"weight": normal(11, C)},
+        lambda weight: F.embedding(IDS, weight), "{ none: lm.backward.embedding(dy, ids, weight) }",
+    ),
+    "layerNorm": (
+        {"x": 3 * normal(T, C) + 1, "weight": normal(C), "bias": normal(C, seed=1)},
+        lambda x, weight, bias: F.layer_norm(x, (C,), weight, bias, 1e-5),
+        "{ x: lm.backward.layerNorm(dy, x.data, weight, bias, 1e-5) }",
+    ),
+    "geluNew": (
+        {"x": 3 * normal(T, C)},
+        lambda x: F.gelu(x, approximate="tanh"), "{ x: lm.backward.geluNew(dy, x.data) }",
+    ),
+    "attention": (
+        {"q": 2 * normal(T, C), "k": normal(T, C, seed=1), "v": normal(T, C, seed=2)},
+        causal_attention,
+        """(([q, k, v]) => ({ q, k, v }))(lm.backward.attention(dy, q.data, k.data, v.data,
+          lm.attention(q.data, k.data, v.data, heads).weights, heads))""",
+    ),
+    "crossEntropy": (
+        {"x": 5 * normal(T, 11)},
+        lambda x: 0.3 * F.cross_entropy(x, IDS),
+        "(({ loss, dlogits }) => ({ x: dlogits, loss: [loss] }))(lm.crossEntropy(x.data, ids, 0.3))",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_way_back_through_an_operation(page: Page, operation: str) -> None:
+    """Slopes of weights are added to those that are there."""
+    given, forward, call = OPERATIONS[operation]
+    leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+    y = forward(**leaves)
+    dy = torch.ones_like(y) if y.dim() == 0 else normal(*y.shape, seed=5)
+    y.backward(dy)
+    want = {"loss": y.detach()} if operation == "crossEntropy" else {}
+    for name, x in leaves.items():
+        assert x.grad is not None
+        want[name] = x.grad + 0.5 if name in ("weight", "bias") else x.grad
+    script = f"""([given, dy, ids, want]) => {{
+      given = tensors(given);
+      dy = doubles(dy);
+      const heads = {{ n_head: {HEADS}, n_kv_head: {HEADS}, head_dim: {C // HEADS} }};
+      const {{ {", ".join(given)} }} = given;
+      for (const tensor of Object.values(given)) tensor.grad = new Float64Array(tensor.data.length).fill(0.5);
+      const found = {call};
+      return Object.entries(want).map(([name, slopes]) => [name, apart(found[name] ?? given[name].grad, doubles(slopes))]);
+    }}"""
+    packed = {name: packed64(x) for name, x in want.items()}
+    found = page.evaluate(script, [tensors64(given), packed64(dy), IDS.tolist(), packed])
+    assert all(apart < 1e-12 for _, apart in found), found
+
+
+def small_gpt2() -> GPT2LMHeadModel:
+    """Odd sizes, and weights large enough to show a mistake."""
+    config = GPT2Config(
+        vocab_size=11, block_size=9, n_layer=2, n_head=HEADS, n_embd=C, initializer_range=0.25,
+        embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config).double()
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.data += 0.25 * torch.randn_like(weight)
+    return model
+
+
+def published(model: GPT2LMHeadModel) -> dict[str, torch.Tensor]:
+    """The weights as files have them, (in, out)."""
+    turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    state = {name: x.detach() for name, x in model.named_parameters()}
+    return {name: x.T if name.endswith(turned) else x for name, x in state.items()}
+
+
+MODEL = """const opened = (sizes, weights) => new lm.GPT2LMHeadModel(
+  { ...sizes, n_positions: sizes.block_size, layer_norm_epsilon: 1e-5 }, tensors(weights));"""
+SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
+
+
+def opening(model: GPT2LMHeadModel) -> list[Any]:
+    return [{name: getattr(model.config, name) for name in SIZES}, tensors64(published(model))]
+
+
+def test_logits_in_float64(page: Page) -> None:
+    """In one pass and with the cache."""
+    model = small_gpt2()
+    with torch.no_grad():
+        want = packed64(model.eval()(IDS[None])[0])
+    script = f"""([sizes, weights, ids, want]) => {{
+      {MODEL}
+      const model = opened(sizes, weights);
+      const cache = model.cache();
+      const one = ids.flatMap((id) => [...model.forward([id], {{ cache }})]);
+      return [apart(model.forward(ids, {{ all: true }}), doubles(want)), apart(one, doubles(want))];
+    }}"""
+    assert max(page.evaluate(script, [*opening(model), IDS.tolist(), want])) < 1e-12
+
+
+def test_the_slopes_of_a_step(page: Page) -> None:
+    """Of every weight, from the mean loss of three rows."""
+    model = small_gpt2()
+    rows = torch.randint(11, (3, T + 1), generator=torch.Generator().manual_seed(1))
+    loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+    loss.backward()
+    script = f"""([sizes, weights, rows, loss, want]) => {{
+      {MODEL}
+      const model = opened(sizes, weights);
+      new lm.AdamW(Object.values(model.tensors));
+      let sum = 0;
+      for (const row of rows) sum += lm.forwardAndBackward(model, row.slice(0, -1), row.slice(1), 1 / rows.length);
+      return [["loss", Math.abs(sum - loss)], ...Object.entries(want).map(([name, slopes]) =>
+        [name, apart(model.tensors[name].grad, doubles(slopes))])];
+    }}"""
+    want = {name.removeprefix("transformer."): packed64(x.grad)
+            for name, x in model.named_parameters() if x.grad is not None}  # fmt: skip
+    assert len(want) == 4 + 2 * 12
+    found = page.evaluate(script, [*opening(model), rows.tolist(), loss.item(), want])
+    assert all(apart < 1e-13 for _, apart in found), found
+
+
+@pytest.mark.parametrize("most", [1e9, 0.5])
+def test_steps_of_adamw(page: Page, most: float) -> None:
+    """Clipped and not; the learning rate changes."""
+    weights = [normal(5, 3), normal(7)]
+    slopes = [[normal(*w.shape, seed=step) for w in weights] for step in range(6)]
+    parameters = [w.clone().requires_grad_() for w in weights]
+    optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95))
+    rates = [0.1 / (step + 1) for step in range(6)]
+    norms = []
+    for rate, step in zip(rates, slopes, strict=True):
+        for p, slope in zip(parameters, step, strict=True):
+            p.grad = slope.clone()
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, most).item())
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    script = """([weights, slopes, rates, most, norms, want]) => {
+      const all = Object.values(tensors(weights));
+      const optimizer = new lm.AdamW(all);
+      const found = rates.map((rate, step) => {
+        optimizer.zeroGrad();
+        all.forEach((tensor, i) => doubles(slopes[step][i]).forEach((x, j) => (tensor.grad[j] += x)));
+        const norm = optimizer.clip(most);
+        optimizer.step(rate);
+        return Math.abs(norm - norms[step]);
+      });
+      return Math.max(...found, ...all.map((tensor, i) => apart(tensor.data, doubles(want[i]))));
+    }"""
+    given = [
+        tensors64({str(i): w for i, w in enumerate(weights)}),
+        [[packed64(x) for x in step] for step in slopes],
+        rates, most, norms, [packed64(p) for p in parameters],
+    ]  # fmt: skip
+    assert page.evaluate(script, given) < 1e-13
+
+
+RUN = """([seed, steps, rate]) => {
+  const run = new lm.Run(lm.widgets.train.sizes, lm.shipped("stories").texts.english, { seed });
+  const state = () => Object.fromEntries(Object.entries(run.model.tensors).map(([name, { data }]) => [name, packed(data)]));
+  const before = state();
+  const rows = [];
+  const drawn = run.row.bind(run);
+  run.row = () => (rows.push(drawn()), rows.at(-1));
+  for (let step = 0; step < steps; step++) for (const _ of run.step(rate));
+  const ids = rows[0][0];
+  return { before, after: state(), rows, losses: run.losses, letters: run.tokenizer.letters,
+    ids, logits: packed(run.model.forward(ids, { all: true })) };
+}"""
+
+
+@pytest.mark.parametrize("steps", [100])
+def test_steps_are_those_of_torch(page: Page, steps: int) -> None:
+    """The widget's own run: every loss and, at the end, every weight and the logits."""
+    found = page.evaluate(RUN, [3, steps, 0.01])
+    text = training.texts()["english"]
+    assert sorted(found["letters"]) == sorted(set(text))
+    model = GPT2LMHeadModel(training.config(len(found["letters"]))).double()
+    named = {name.removeprefix("transformer."): p for name, p in model.named_parameters()}
+    assert set(named) == set(found["before"])
+    with torch.no_grad():
+        for name, p in named.items():
+            p.copy_(unpacked64(found["before"][name], p))
+    rows = torch.tensor(found["rows"]).view(steps, 8, 2, -1)  # tokens, and the one after each
+    decoded = "".join(found["letters"][i] for i in rows[0, 0, 0].tolist())
+    assert decoded in text and torch.equal(rows[:, :, 0, 1:], rows[:, :, 1, :-1])
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 0.01 * min(1, (step + 1) / 20)
+        loss = F.cross_entropy(model(rows[step, :, 0]).flatten(0, 1), rows[step, :, 1].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert abs(loss.item() - found["losses"][step]) < 1e-11, step
+    if steps == 100:
+        assert found["losses"][0] > 3.4 and sum(found["losses"][-10:]) / 10 < 1.8, "it learns"
+    for name, p in named.items():
+        # the bias of keys moves all scores of a query alike: its slope is rounding, and AdamW
+        # divides it by 1e-8
+        bound = 1e-8 if name.endswith("c_attn.bias") else 1e-11
+        assert (p - unpacked64(found["after"][name], p)).abs().max() < bound, name
+    with torch.no_grad():
+        logits = model(torch.tensor([found["ids"]]))[0]
+    assert (logits - unpacked64(found["logits"], logits)).abs().max() < 1e-9
+
+
+def test_rare_characters_are_one_token(page: Page) -> None:
+    script = """(text) => {
+      const tokenizer = new lm.Characters(text);
+      return [tokenizer.letters.length, tokenizer.decode(tokenizer.encode(text))];
+    }"""
+    common = [chr(0x4E00 + i) for i in range(255)]
+    text = "".join(common * 2)
+    assert page.evaluate(script, text + "🙂") == [256, text + "🙂"]
+    assert page.evaluate(script, text + "🙂" + "éa") == [256, text + "\ufffd" * 3]
+
+
 # -------------------------------------------------------------------------- planted mistakes
 
 Check = Callable[[Page], None]
@@ -454,9 +719,28 @@ def move_check(page: Page) -> None:
     test_one_state_of_another_run(page, *STORIES[1])
 
 
+def operations_check(page: Page) -> None:
+    for operation in OPERATIONS:
+        test_the_way_back_through_an_operation(page, operation)
+
+
+def adamw_check(page: Page) -> None:
+    test_steps_of_adamw(page, 0.5)
+
+
+def run_check(page: Page) -> None:
+    test_steps_are_those_of_torch(page, 3)
+
+
+CHECKS = (
+    *(logits_check, costs_check, silence_check, shift_check, bits_check, move_check),
+    *(operations_check, test_the_slopes_of_a_step, adamw_check, run_check),
+)
+
+
 def control(page: Page) -> None:
     """With nothing wrong all checks pass; this one fails behind them."""
-    for check in (logits_check, costs_check, silence_check, shift_check, bits_check, move_check):
+    for check in CHECKS:
         check(page)
     raise AssertionError
 
@@ -484,6 +768,15 @@ MISTAKES: dict[str, tuple[str, str, str, Check]] = {
     "rounded down": ("tensor", "step * roundHalfEven(", "step * Math.floor(", bits_check),
     "a state one block late": ("widgets/move", "block === layer - 1", "block === layer", move_check),
     "a state of the token before": ("widgets/move", "), token * C)", "), Math.max(0, token - 1) * C)", move_check),
+    "a sign": ("gradients", "shift - n[c] * stretch", "shift + n[c] * stretch", operations_check),
+    "slopes that replace each other": ("gradients", "table.grad[id * C + c] +=", "table.grad[id * C + c] =", operations_check),
+    "the edge of a product": ("gradients", "Math.min(c + 4, C)", "Math.min(c + 3, C)", operations_check),
+    "the way around attention": ("training", "return lm.add(dattended, backward.layerNorm(dh, x, ...of(\"ln_1\"), config.eps));", "return backward.layerNorm(dh, x, ...of(\"ln_1\"), config.eps);", test_the_slopes_of_a_step),
+    "a head that is not tied": ("training", "backward.linear(dlogits, h, model.headWeight)", "backward.linear(dlogits, h, { ...model.headWeight, grad: new Float64Array(1e5) })", test_the_slopes_of_a_step),
+    "no correction of the means": ("training", "mean[i] / correct1", "mean[i]", adamw_check),
+    "decay that AdamW divides": ("training", "this.weight_decay * data[i] + direction", "direction", adamw_check),
+    "slopes of the step before": ("training", "grad.fill(0)", "grad.fill(0, 1)", run_check),
+    "no warm-up": ("training", "Math.min(1, (this.losses.length + 1) / this.warmup)", "1", run_check),
     "nothing at all": ("tensor", "const lm = {}", "const lm = {}", lambda page: control(page)),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ import torch
 from sphinx.locale import _
 from torch import Tensor
 
+from live import training
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.drawings.labels import printable
 from lm_from_scratch.inside.patching import put, run
@@ -162,4 +163,5 @@ def move(name: str, prompt: str, layer: int = 2) -> Picture:
 PICTURES: dict[str, Callable[[str, str], Picture]] = {
     "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race,
     "clock": clock, "bits": bits, "break": surprise, "tour": likeliest, "move": move,
+    "train": training.picture,
 }  # fmt: skip

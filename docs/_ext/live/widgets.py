@@ -19,7 +19,7 @@ from docutils.parsers.rst import directives
 from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
-from live import pictures
+from live import pictures, training
 from live.pictures import PROMPT
 from lm_from_scratch import pretrained
 
@@ -42,6 +42,7 @@ INVITATIONS = {
     ),
     "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
     "move": _("Move the key in the model's head: the text stays, one state inside changes."),
+    "train": _("Train a GPT-2 here, now: watch noise turn into letters, words and sentences."),
 }
 #: Those that compare two models.
 TWO = {"clock", "draft"}
@@ -68,7 +69,7 @@ class Live(SphinxDirective):
             widget=widget,
             ids=[f"live-{widget}" + (f"-{number}" if number else "")],
             prompt=self.options.get("prompt", PROMPT),
-            model=self.options.get("model", "qwen2-docs"),
+            model=self.options.get("model", "stories" if widget == "train" else "qwen2-docs"),
             starts="starts" in self.options,
         )
         invitation = str(INVITATIONS[widget])
@@ -89,13 +90,21 @@ def visit(self: Any, node: live) -> None:
 
 
 def depart(self: Any, node: live) -> None:
-    values = {"picture": picture(node), "size": megabytes(node["widget"], node["model"])}
+    widget = node["widget"]
+    values = {"picture": picture(node), "label": label(widget, node["model"]), "widget": widget}
     html = self.builder.templates.render("live.html", values)
     self.body.append(f"{html}</section>\n")
 
 
 def skip(self: Any, node: live) -> None:
     raise nodes.SkipNode
+
+
+def label(widget: str, model: str) -> str:
+    """What the button says that begins."""
+    if widget == "train":
+        return _("Train")
+    return _("Run the model here (loads {size} MB)").format(size=megabytes(widget, model))
 
 
 @cache
@@ -108,10 +117,10 @@ def megabytes(widget: str, model: str) -> int:
 
 @cache
 def digest() -> str:
-    """Of the engine, the widgets and the models: what a browser may keep."""
+    """Of the engine, the widgets, the models and a text: what a browser may keep."""
     folders = LIVE, Path(pretrained.__file__).parent
     files = sorted(path for folder in folders for path in folder.rglob("*.*") if path.is_file())
-    content = hashlib.sha256()
+    content = hashlib.sha256(json.dumps(training.texts()).encode())
     for path in files:
         if "__pycache__" not in path.parts:
             content.update(path.read_bytes())
@@ -131,17 +140,19 @@ def add_loader(app: Any, page: str, template: str, context: Any, doctree: Any) -
 
 
 def write_models(folder: Path) -> None:
-    """The shipped models as scripts, which a page may load from a disk, too."""
+    """The shipped models, and a text to train on, as scripts: a page may load them from a disk."""
+    scripts: dict[str, Any] = {"stories": {"texts": training.texts()}}
     for config in Path(pretrained.__file__).parent.glob("*/config.json"):
         shipped = config.parent
-        parts = {
+        scripts[shipped.name] = {
             "config": json.loads((shipped / "config.json").read_text()),
             "tokenizer": json.loads((shipped / "tokenizer.json").read_text(encoding="utf-8")),
             "weights": base64.b64encode((shipped / "model.safetensors").read_bytes()).decode(),
         }
-        script = f"lm.receive({json.dumps(shipped.name)}, {json.dumps(parts)});\n"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{shipped.name}.js").write_text(script, encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, parts in scripts.items():
+        script = f"lm.receive({json.dumps(name)}, {json.dumps(parts)});\n"
+        (folder / f"{name}.js").write_text(script, encoding="utf-8")
 
 
 def finish(app: Any, error: Exception | None) -> None:

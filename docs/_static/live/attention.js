@@ -3,10 +3,10 @@
 
 /* The keys and values of the tokens so far, a buffer of `room` rows (Hkv * D) for each layer. */
 lm.KVCache = class {
-  constructor(layers, room, width) {
+  constructor(layers, room, width, numbers = Float32Array) {
     this.room = room;
     this.length = 0;
-    const buffer = () => new Float32Array(room * width);
+    const buffer = () => new numbers(room * width);
     this.layers = Array.from({ length: layers }, () => ({ k: buffer(), v: buffer() }));
   }
 
@@ -40,8 +40,8 @@ lm.attention = function (q, k, v, { n_head, n_kv_head, head_dim }, broken = {}) 
   const [H, D] = [n_head, head_dim];
   const [T, S] = [q.length / (H * D), k.length / (n_kv_head * D)];
   const scale = broken.noScale ? 1 : 1 / Math.sqrt(D);
-  const y = new Float32Array(T * H * D);
-  const weights = Array.from({ length: H }, () => new Float32Array(T * S));
+  const y = new q.constructor(T * H * D);
+  const weights = Array.from({ length: H }, () => new q.constructor(T * S));
   for (let h = 0; h < H; h++) {
     const kv = Math.floor((h * n_kv_head) / H);
     for (let t = 0; t < T; t++) {

@@ -29,7 +29,7 @@ lm.GPT2LMHeadModel = class {
 
   cache() {
     const { n_layer, block_size, n_embd } = this.config;
-    return new lm.KVCache(n_layer, block_size, n_embd);
+    return new lm.KVCache(n_layer, block_size, n_embd, this.headWeight.data.constructor);
   }
 
   /* The logits (V) of the last of the new tokens `ids` (T), or of all, (T, V), after those in the
@@ -83,14 +83,14 @@ lm.GPT2LMHeadModel = class {
 
 /* (I, O) as (O, I). */
 function transposed({ shape: [I, O], data }) {
-  const turned = new Float32Array(I * O);
+  const turned = new data.constructor(I * O);
   for (let i = 0; i < I; i++) for (let o = 0; o < O; o++) turned[o * I + i] = data[i * O + o];
   return { shape: [O, I], data: turned };
 }
 
 /* `count` columns of x (T, width), from column `first` on. */
 function columns(x, width, first, count) {
-  const part = new Float32Array((x.length / width) * count);
+  const part = new x.constructor((x.length / width) * count);
   for (let t = 0; t * width < x.length; t++) {
     part.set(x.subarray(t * width + first, t * width + first + count), t * count);
   }

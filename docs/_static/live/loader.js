@@ -32,11 +32,11 @@
     return loading.get(name);
   }
 
-  /* The widget of a place, and the models that it asks for. */
+  /* The widget of a place, and the scripts and models that it asks for. */
   async function load({ dataset }) {
     for (const name of [...ENGINE, `widgets/${dataset.widget}`]) await script(name);
-    const wanted = lm.widgets[dataset.widget].models ?? [dataset.model];
-    await Promise.all(wanted.map((model) => script(`models/${model}`)));
+    const { scripts = [], models = [dataset.model] } = lm.widgets[dataset.widget];
+    await Promise.all([...scripts, ...models.map((model) => `models/${model}`)].map(script));
   }
 
   /* A widget that starts by itself says nothing aloud, and leaves the keyboard where it is. */

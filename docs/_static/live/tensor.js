@@ -1,7 +1,8 @@
 /* Numbers in rows, and the few operations that a language model needs.
  *
- * A tensor of shape (T, C) is a Float32Array of T * C numbers, row after row. Shapes stand in
- * comments. JavaScript computes in float64; arrays are stored in float32.
+ * A tensor of shape (T, C) is an array of T * C numbers, row after row. Shapes stand in comments.
+ * JavaScript computes in float64. Weights that are read are stored in float32, those that are trained
+ * in float64: what an operation makes is of the kind that it is given.
  */
 "use strict";
 
@@ -50,7 +51,7 @@ lm.linear = function (x, weight, bias) {
   const [O, I] = weight.shape;
   const T = x.length / I;
   const w = weight.data;
-  const y = new Float32Array(T * O);
+  const y = new x.constructor(T * O);
   for (let t = 0; t < T; t++) {
     for (let o = 0; o < O; o++) {
       let [a, b, c, d] = [0, 0, 0, 0];
@@ -69,7 +70,7 @@ lm.linear = function (x, weight, bias) {
 /* The rows of a table (V, C) that ids (T) name: (T, C). */
 lm.embedding = function (ids, table) {
   const C = table.shape[1];
-  const x = new Float32Array(ids.length * C);
+  const x = new table.data.constructor(ids.length * C);
   ids.forEach((id, t) => x.set(table.data.subarray(id * C, (id + 1) * C), t * C));
   return x;
 };
@@ -80,7 +81,7 @@ lm.add = (a, b) => a.map((number, i) => number + b[i]);
 /* Each row of x (T, C) gets mean 0 and variance 1, then the learned weight and bias (C). */
 lm.layerNorm = function (x, weight, bias, eps) {
   const C = weight.data.length;
-  const y = new Float32Array(x.length);
+  const y = new x.constructor(x.length);
   for (let from = 0; from < x.length; from += C) {
     let mean = 0;
     let variance = 0;
@@ -109,17 +110,19 @@ lm.rmsNorm = function (x, weight, eps) {
 
 /* GPT-2's activation, the approximation by a hyperbolic tangent. */
 lm.geluNew = (x) =>
-  x.map((z) => 0.5 * z * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (z + 0.044715 * z ** 3))));
+  x.map((z) => 0.5 * z * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (z + 0.044715 * z * z * z))));
 
 /* Qwen2's: how much of `up` the `gate` lets pass, feature by feature. */
 lm.swiglu = (gate, up) => gate.map((z, i) => (z / (1 + Math.exp(-z))) * up[i]);
 
 /* Scores become weights that sum to 1. */
 lm.softmax = function (scores) {
-  const largest = scores.reduce((a, b) => Math.max(a, b), -Infinity);
-  const powers = Float64Array.from(scores, (score) => Math.exp(score - largest));
-  const sum = powers.reduce((a, b) => a + b, 0);
-  return powers.map((power) => power / sum);
+  let [largest, sum] = [-Infinity, 0];
+  for (let i = 0; i < scores.length; i++) largest = Math.max(largest, scores[i]);
+  const powers = new Float64Array(scores.length);
+  for (let i = 0; i < scores.length; i++) sum += powers[i] = Math.exp(scores[i] - largest);
+  for (let i = 0; i < scores.length; i++) powers[i] /= sum;
+  return powers;
 };
 
 /* Weights (O, I) rounded to so many bits: each row has a step of its own, its largest number is the

@@ -6,13 +6,14 @@ const received = {}; // by name: what models/NAME.js has brought
 const built = {};
 const LONGEST = 2000; // letters of a text
 
-/* Called by models/NAME.js: a config, a tokenizer, and a safetensors file in base64. */
+/* Called by models/NAME.js: a config, a tokenizer, and a safetensors file in base64; or a text to train on. */
 lm.receive = (name, parts) => (received[name] = parts);
 
-/* The model that ships with the package under this name, and its tokenizer. */
+/* The model that ships with the package under this name, and its tokenizer; or that text. */
 lm.shipped = function (name) {
   if (!built[name]) {
     const { config, tokenizer, weights } = received[name];
+    if (!weights) return received[name];
     const bytes = Uint8Array.from(atob(weights), (letter) => letter.charCodeAt(0));
     const tensors = lm.readSafetensors(bytes.buffer);
     const kind = config.model_type === "qwen2" ? lm.Qwen2ForCausalLM : lm.GPT2LMHeadModel;
@@ -83,14 +84,15 @@ lm.Controls = class {
   }
 
   keep() {
-    const now = Object.keys(this.values).map((name) => [name, String(this[name])]);
+    const all = Object.keys(this.values).map((name) => [name, String(this[name])]);
+    const now = all.filter(([, value]) => value.length <= LONGEST); // an address has no room for more
     history.replaceState(null, "", `#${this.place.id}?${new URLSearchParams(now)}`);
   }
 
   /* The text to edit; `more` changes with it, and it is drawn after `wait` milliseconds. */
-  field(label, more = {}, wait = 200) {
+  field(label, more = {}, wait = 200, longest = LONGEST) {
     this.area = lm.element("textarea", {
-      rows: 2, maxlength: LONGEST, spellcheck: "false", "aria-label": label,
+      rows: 2, maxlength: longest, spellcheck: "false", "aria-label": label,
       oninput: () => {
         this.pending = [];
         this.change({ ...more, text: this.area.value }, wait);
