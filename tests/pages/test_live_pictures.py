@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 
 import pytest
 import torch
 from docutils.core import publish_doctree
 from gallery import downloads, pages
-from live import pictures, tour, widgets
+from live import pictures, tour, training, widgets
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 
@@ -33,6 +34,16 @@ def test_a_state_of_another_run_moves_the_key() -> None:
     assert [label for label, _, _ in rows] == labels and "[" not in caption
     shares = [share for _, share, _ in rows]
     assert min(shares[0], shares[3]) > 0.8 and max(shares[1:3]) < 0.1
+
+
+def test_a_small_model_learns_the_stories() -> None:
+    """From a uniform guess to well below what the frequencies of characters alone would give."""
+    text = training.texts()["english"]
+    losses = training.losses(text, 100)
+    counts = torch.tensor([text.count(one) for one in set(text)])
+    frequencies = torch.distributions.Categorical(counts / len(text)).entropy().item()
+    assert losses[0] == pytest.approx(math.log(len(counts)), abs=0.3)
+    assert sum(losses[-10:]) / 10 < frequencies - 0.8
 
 
 def test_every_widget_has_a_script_an_invitation_and_a_picture() -> None:

@@ -82,7 +82,8 @@ def test_a_page_that_is_not_translated_is_a_link_into_the_first_edition(
 @each
 def test_a_widget_speaks_the_language(visit: Visitor, server: str, language: str) -> None:
     view = visit()
-    for name in ("index", "tour", "auto_tutorials/1_gpt2/6_attention_maps",
+    for name in ("index", "tour", "auto_tutorials/1_gpt2/4_training",
+                 "auto_tutorials/1_gpt2/6_attention_maps",
                  "auto_tutorials/5_caching/1_why_cache"):  # fmt: skip
         page = view.open(f"{server}/{language}/{name}.html")
         place = page.locator(".live").first

@@ -31,6 +31,7 @@ PAGES = {
     "draft": f"{TUTORIALS}/6_generation/2_speculative_decoding",
     "beams": f"{TUTORIALS}/6_generation/1_beam_search",
     "move": f"{TUTORIALS}/11_look_inside/2_patching",
+    "train": f"{TUTORIALS}/1_gpt2/4_training",
 }
 each_widget = pytest.mark.parametrize("widget", PAGES)
 
@@ -339,10 +340,56 @@ def move_journey(page: Page) -> None:
     expect(page.locator("#live-move")).to_contain_text("different numbers of tokens")
 
 
+def steps(page: Page) -> int:
+    """Those of the run so far."""
+    found = re.match(r"Step (\d+):", page.locator("#live-train .live-figures").inner_text())
+    return int(found[1]) if found else 0
+
+
+def train_journey(page: Page) -> None:
+    said(page, "train", r"each step changes 27,\d\d\d numbers")
+    loss = said(page, "train", r"After \d\d steps the loss is ([\d.]+)\.")[1]
+    assert 1.8 < float(loss) < 2.7, "below a uniform guess, 3.6, and frequencies alone, 2.9"
+    press(page, "train", "Pause")
+    waits = said(page, "train", r"Paused after (\d+) steps")[1]
+    page.wait_for_timeout(400)
+    assert steps(page) == int(waits)
+    assert page.locator("#live-train .live-samples li").count() == 2
+    expect(page.locator("#live-train .live-sample b").first).to_be_visible()  # a word of the text
+    slide(page, "train", "learning rate", 3)
+    slider = page.get_by_role("slider", name="learning rate")
+    expect(slider).to_have_attribute("aria-valuetext", "0.3")
+    press(page, "train", "Go on")
+    page.wait_for_function(
+        "(n) => !document.querySelector('#live-train .live-figures').textContent.includes(`Step ${n}:`)",
+        arg=waits,
+    )
+    press(page, "train", "Start over")
+    said(page, "train", "each step changes")
+    expect(page.locator("#live-train .live-earlier")).to_have_count(1)
+    expect(page.locator("#live-train .live-curve")).to_contain_text("0.3")
+    write_text(page, "train", "Too short.")
+    said(page, "train", "Your text has 10 characters. Training needs at least 300")
+    expect(page.get_by_role("button", name="Train", exact=True)).to_have_attribute(
+        "aria-disabled", "true"
+    )
+    press(page, "train", "Train", exact=True)
+    write_text(page, "train", OWN)
+    expect(page.locator("#live-train .live-note")).to_contain_text(
+        f"your text: {len(OWN)} characters."
+    )
+    press(page, "train", "Train", exact=True)
+    page.wait_for_selector("#live-train .live-curve")
+    expect(page.locator("#live-train .live-earlier")).to_have_count(0)  # of another text
+    press(page, "train", "Pause")
+
+
+OWN = "The wheels on the bus go round and round, all through the town. " * 8
+
 JOURNEYS: dict[str, Callable[[Page], None]] = {
     "next": next_journey, "look": look_journey, "race": race_journey, "clock": clock_journey,
     "break": break_journey, "bits": bits_journey, "draft": draft_journey, "beams": beams_journey,
-    "tour": tour_journey, "move": move_journey,
+    "tour": tour_journey, "move": move_journey, "train": train_journey,
 }  # fmt: skip
 
 
@@ -379,7 +426,7 @@ def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> Non
     assert view.problems == []
 
 
-@pytest.mark.parametrize("widget", ["next", "look", "tour", "move"])
+@pytest.mark.parametrize("widget", ["next", "look", "tour", "move", "train"])
 def test_touch(visit: Visitor, server: str, widget: str) -> None:
     view = visit(width=343)
     page = view.open(f"{server}/{PAGES[widget]}.html")
@@ -391,6 +438,7 @@ def test_touch(visit: Visitor, server: str, widget: str) -> None:
         "look": "button.live-looked",
         "move": "button.live-looked",
         "tour": ".live-buttons button:last-child",
+        "train": ".live-buttons button",
     }
     page.locator(f"#live-{widget} {target[widget]}").first.tap()
     page.wait_for_function(
@@ -431,6 +479,90 @@ def test_another_link_in_the_same_tab(visit: Visitor, server: str) -> None:
     expect(page.locator("#live-next textarea")).to_have_value("two")
 
 
+# -------------------------------------------------------------------------------- a run that goes on
+
+
+def watched(visit: Visit, server: str) -> Page:
+    """A run that a test can read, of a smaller model."""
+    page = visit.open(f"{server}/{PAGES['train']}.html")
+    page.locator("#live-train").hover()
+    page.wait_for_function("() => typeof lm !== 'undefined' && lm.Run && lm.widgets?.train")
+    page.evaluate(
+        """() => {
+          Object.assign(lm.widgets.train.sizes, { n_layer: 1, n_embd: 16 });
+          lm.Run = class extends lm.Run { constructor(...all) { super(...all); window.run = this; } };
+        }"""
+    )
+    page.locator("#live-train .live-start").click()
+    return page
+
+
+def test_a_run_that_was_paused_has_the_losses_of_one_that_was_not(
+    visit: Visitor, server: str
+) -> None:
+    page = watched(visit(), server)
+    for number in (7, 15, 40):
+        page.wait_for_function(f"() => window.run?.losses.length >= {number}")
+        press(page, "train", "Pause")
+        page.wait_for_timeout(200)
+        press(page, "train", "Go on")
+    press(page, "train", "Pause")
+    length, same = page.evaluate(
+        """() => {
+          const { run } = window;
+          const other = new lm.Run(lm.widgets.train.sizes, lm.shipped("stories").texts.english, { seed: 0 });
+          while (other.losses.length < run.losses.length) for (const _ of other.step(0.01));
+          return [run.losses.length, run.losses.every((loss, i) => loss === other.losses[i])];
+        }"""
+    )
+    assert length >= 40 and same
+
+
+def test_a_run_waits_while_it_is_out_of_sight(visit: Visitor, server: str) -> None:
+    page = watched(visit(), server)
+    page.wait_for_function("() => window.run?.losses.length >= 3")
+    page.evaluate("document.querySelector('#live-train').style.marginTop = '300vh'; scrollTo(0, 0)")
+    page.wait_for_timeout(600)
+    here = page.evaluate("window.run.losses.length")
+    page.wait_for_timeout(600)
+    assert page.evaluate("window.run.losses.length") == here
+    page.locator("#live-train").scroll_into_view_if_needed()
+    page.wait_for_function("(n) => window.run.losses.length > n", arg=here)
+
+
+def test_a_run_is_announced_now_and_then(visit: Visitor, server: str) -> None:
+    page = watched(visit(), server)
+    page.evaluate(
+        """() => {
+          window.heard = [];
+          const status = document.querySelector("#live-train [role=status]");
+          new MutationObserver(() => window.heard.push(status.textContent)).observe(status, { childList: true });
+        }"""
+    )
+    page.wait_for_function("() => window.heard.some((text) => /^After \\d+ steps/.test(text))")
+    assert len(page.evaluate("window.heard")) <= 3 and steps(page) >= 30
+
+
+@pytest.mark.parametrize(
+    ("rate", "want"), [(1, "worse than a uniform guess"), (0.3, "how frequent each character is")]
+)
+def test_steps_that_are_too_long(visit: Visitor, server: str, rate: float, want: str) -> None:
+    page = watched(visit(), server)
+    slide(page, "train", "learning rate", {1: 4, 0.3: 3}[rate])
+    said(page, "train", want)
+    assert page.evaluate("window.run.losses.at(-1)") > 2.7
+
+
+def test_a_long_text_of_ones_own_is_not_in_the_address(visit: Visitor, server: str) -> None:
+    page = started(visit(), server, "train", f"rate=0.03&seed=2&text={OWN.replace(' ', '+')}")
+    expect(page.locator("#live-train textarea")).to_have_value(OWN)
+    expect(page.get_by_role("slider", name="learning rate")).to_have_value("4")
+    write_text(page, "train", OWN * 5)
+    expect(page.locator("#live-train .live-note")).to_contain_text("too many for a link")
+    page.wait_for_function("() => !location.hash.includes('wheels')")
+    assert page.evaluate("location.hash") == "#live-train?rate=0.03&seed=2"
+
+
 # ----------------------------------------------------------------------- the state in the address
 
 
@@ -459,6 +591,8 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
         ("beams", "beams=0", "With 1 kept"),
         ("race", "tokens=15", "tokens20"),
         ("move", "block=9&token=1e9", "block 3, the state at “␣hall”"),
+        ("train", "rate=hot&seed=99&text=short", "Training needs at least 300"),
+        ("train", "rate=7&seed=-3", "learning rate0.01"),
     ],
 )  # fmt: skip
 def test_a_link_with_wrong_numbers_is_corrected(

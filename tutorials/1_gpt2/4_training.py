@@ -48,7 +48,11 @@ assert len(recorded) == 2650 and recorded[0] > 8 and recorded[-1] < 3.5
 assert abs(sum(w.numel() for w in trained.parameters()) / 1e6 - 2.1) < 0.05
 
 # %%
-# The *loss* says how badly a model guesses. This run took under an hour on one core. We take it apart, then do another.
+# The *loss* says how badly a model guesses. This run took under an hour on one core.
+#
+# .. live:: train
+#
+# We take it apart, then do another.
 #
 # The target of a token is the token to its right
 # -----------------------------------------------

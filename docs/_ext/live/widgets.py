@@ -42,7 +42,7 @@ INVITATIONS = {
     ),
     "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
     "move": _("Move the key in the model's head: the text stays, one state inside changes."),
-    "train": _("Train a GPT-2 here, now: watch noise turn into letters, words and sentences."),
+    "train": _("Train a small GPT-2 here and now, and watch noise turn into words and sentences."),
 }
 #: Those that compare two models.
 TWO = {"clock", "draft"}

@@ -35,7 +35,7 @@ lm.widgets.train = function (place, { texts }) {
     lm.element("div", { class: "live-sides" },
       lm.element("div", {}, figures, curve), lm.element("div", {}, lead, sample)),
     place.querySelector(".live-status"),
-    lm.element("p", {}, lm.t("What it wrote on the way, and after how many steps:")), samples, field);
+    lm.element("p", {}, lm.t("What it wrote along the way, and after how many steps:")), samples, field);
   new IntersectionObserver((seen) => {
     inSight = seen.at(-1).isIntersecting;
     if (inSight) wake();
@@ -69,11 +69,11 @@ lm.widgets.train = function (place, { texts }) {
     samples.replaceChildren();
     const length = Array.from(text).length;
     controls.note.textContent =
-      length < LEAST ? lm.t("Your text has {length} characters. It takes at least {least} to learn from.", { length, least: LEAST })
-      : controls.text.length >= LONGEST ? lm.t("Your text ends here: {most} characters are the most.", { most: counted(LONGEST) })
-      : controls.text.length > 2000 ? lm.t("It learns your text, {length} characters. The address has no room for it.", { length: counted(length) })
-      : controls.text ? lm.t("It learns your text, {length} characters.", { length: counted(length) })
-      : lm.t("It learns {length} characters of small stories: “{begin}…”", { length: counted(length), begin: story.slice(0, 60) });
+      length < LEAST ? lm.t("Your text has {length} characters. Training needs at least {least}.", { length, least: LEAST })
+      : controls.text.length >= LONGEST ? lm.t("Only the first {count} characters are read.", { count: counted(LONGEST) })
+      : controls.text.length > 2000 ? lm.t("Training on your text: {length} characters, too many for a link.", { length: counted(length) })
+      : controls.text ? lm.t("Training on your text: {length} characters.", { length: counted(length) })
+      : lm.t("Training on {length} characters of small stories: “{begin}…”", { length: counted(length), begin: story.slice(0, 60) });
     if (length < LEAST) return;
     run = new lm.Run(lm.widgets.train.sizes, text, { seed: controls.seed });
     run.work = work(run);
@@ -99,7 +99,7 @@ lm.widgets.train = function (place, { texts }) {
 
   /* Twenty milliseconds of work, then the page has its turn. A hidden tab gets no frames, and so no work. */
   async function go() {
-    if (!run) return show();
+    if (!run) return controls.say(controls.note.textContent);
     on = true;
     told = undefined;
     for (const mine = ++turn; on && mine === turn; ) {
@@ -167,9 +167,9 @@ lm.widgets.train = function (place, { texts }) {
     controls.say(
       !run ? controls.note.textContent
       : !step && !on ? ""
-      : [on && stage === 0 ? lm.t("It learns: each step moves {count} numbers a little.", { count: counted(run.size) })
+      : [on && stage === 0 ? lm.t("Training: each step changes {count} numbers a little.", { count: counted(run.size) })
         : on ? lm.t("After {step} steps the loss is {loss}.", { step, loss: recent().toFixed(2) })
-        : lm.t("It waits after {step} steps, at a loss of {loss}.", { step, loss: recent().toFixed(2) }), verdict].join(" "));
+        : lm.t("Paused after {step} steps, at a loss of {loss}.", { step, loss: recent().toFixed(2) }), verdict].join(" "));
   }
 
   function judged(step) {
@@ -178,8 +178,8 @@ lm.widgets.train = function (place, { texts }) {
     }
     if (step < 200 || recent() < run.frequent - 0.1) return "";
     return run.rate > 0.02
-      ? lm.t("It is stuck where it knows how frequent each character is, and nothing else: the steps are too long.")
-      : lm.t("It knows how frequent each character is, and little else: its steps are short.");
+      ? lm.t("It knows how frequent each character is, and nothing else: the steps are too long. Try a smaller learning rate.")
+      : lm.t("So far it knows how frequent each character is, and little else: its steps are short.");
   }
 
   start();
