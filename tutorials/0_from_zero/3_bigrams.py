@@ -26,15 +26,16 @@ aside = sorted({word[:4] for word in english})[::5]  # not to be counted
 words = [word for word in english if word[:4] not in aside]
 
 letters = ".abcdefghijklmnopqrstuvwxyz"  # the dot is the edge of a word
-counts = {a: dict.fromkeys(letters, 0) for a in letters}
+counts = {a: dict.fromkeys(letters, 0) for a in letters}  # 27 rows of 0
 for word in words:
-    for a, b in zip("." + word, word + "."):
+    for a, b in zip("." + word, word + "."):  # to: .t, to, o.
         counts[a][b] += 1
 
 
 def invent(table):
     word = "."
     while len(word) == 1 or word[-1] != ".":
+        # draw one letter: twice the count, twice as often
         word += random.choices(letters, table[word[-1]].values())[0]
     return word[1:-1]
 
@@ -61,8 +62,8 @@ assert 1600 < len(words) < 2400
 assert sum(counts["q"].values()) == counts["q"]["u"]
 
 # %%
-# You can pronounce much of what the counts invent. The map shows all that the second program knows: the stronger the
-# blue, the more often, compared with the rest of the row. Row ``.`` says how words begin, column ``.`` how they end,
+# You can pronounce much of what the counts invent. The map shows all that the second program knows: the bluer, the
+# more often in its row. Row ``.`` says how words begin, column ``.`` how they end,
 # and after ``q`` there is only ``u``.
 #
 # The words come from Python's own manual. A fifth of them, ``aside``, are kept for tests.
@@ -70,9 +71,9 @@ assert sum(counts["q"].values()) == counts["q"]["u"]
 # A table is a language model
 # ---------------------------
 #
-# A *language model* gives every possible next sign a probability. In a chatbot the signs are pieces of words, and it
-# looks back over many pages. Ours has 27 signs, the letters and the dot, and looks back one. Two letters in a row are
-# a *bigram*, so it is a bigram model.
+# A *language model* gives every possible next symbol a probability. In a chatbot the symbols are pieces of words, and
+# it looks back over many pages. Ours has 27 symbols, the letters and the dot, and looks back one. Two letters in a row
+# are a *bigram*, so it is a bigram model.
 #
 # Divide each row by its sum, and the counts become probabilities:
 
@@ -88,14 +89,14 @@ for a in ".qt":
     print(f"after {a}  ", "  ".join(f"{b} {p:4.0%}" for p, b in row[:5]))
 
 # %%
-# To write, begin in row ``.``, draw a letter with these probabilities, go to its row, and draw again, until the dot
-# comes. ``invent`` did that. It is called *sampling*.
+# ``invent`` begins in row ``.``, draws a letter with these probabilities, goes to its row, and draws again, until the
+# dot. This is *sampling*.
 #
 # How surprised is it?
 # --------------------
 #
 # The better of two models finds real words more probable. A word needs each of its letters, so multiply their
-# probabilities. In a *uniform* model all 27 signs are equally likely.
+# probabilities, as for two sixes with dice: 1/6 × 1/6. In a *uniform* model all 27 symbols are equally likely.
 
 
 def chances(word, model):  # of each letter, and of the dot at its end
@@ -116,14 +117,15 @@ assert math.prod(chances("sequence", bigram)) > 1000 / 27**9
 # The counts are more than a thousand times better. But the product for all words is so small that Python rounds it to
 # 0.
 #
-# Logarithms turn products into sums. (We use the natural one, to the base e = 2.718.) The *surprise* of a letter is
+# A *logarithm* turns products into sums: log (2 × 3) = log 2 + log 3. (It is the ``ln`` of a calculator: the power to
+# raise e = 2.718 to.) That of a probability is at most 0, so the *surprise* has a minus:
 #
 # .. math::
 #
 #    -\log p(\text{the letter that came})
 #
-# It is 0 for a letter that was certain, and log 27 = 3.3 for any letter in the uniform model. The less likely the
-# letter seemed, the larger it is. The mean surprise is our *loss*: the number to make small, called *cross-entropy*.
+# It is 0 for a certain letter, 0.7 for p = 1/2, 4.6 for 1/100, and log 27 = 3.3 for any letter in the uniform model.
+# The mean surprise is our *loss*, called *cross-entropy*.
 
 
 def surprises(word, model):
@@ -151,10 +153,11 @@ assert 2.25 < loss(words, bigram) < 2.45
 assert 9.5 < math.exp(loss(words, bigram)) < 11.5
 assert surprises("sequence", bigram)[2] > math.log(27)
 assert surprises("sequence", bigram)[3] == 0
+assert round(math.log(2), 1) == 0.7 and round(math.log(100), 1) == 4.6
 
 # %%
 # The ``q`` is a surprise, and the ``u`` after it is none. Over all words the loss falls from 3.3 to about 2.4: as
-# hard as a guess among 11 signs (log 11 is 2.4), not 27.
+# hard as a guess among 11 symbols (log 11 is 2.4), not 27.
 #
 # **Predict first.** In the words that we counted, ``w`` never follows ``b``. What is the loss of the word *subway*?
 #
@@ -167,8 +170,8 @@ print(loss(["subway"], bigram))
 assert counts["b"]["w"] == 0 and loss(["subway"], bigram) == math.inf
 
 # %%
-# Infinite. The probability of ``w`` is 0, and −log p grows beyond any limit as p goes to 0. A single letter that a
-# model calls impossible spoils the mean of a whole library.
+# Infinite. The probability of ``w`` is 0, and −log p grows beyond any limit as p goes to 0. One impossible letter
+# spoils the whole mean.
 #
 # So a model should never say "never". Pretend to have seen every pair a tenth of a time more (*smoothing*), and test
 # the words ``aside`` too:
@@ -185,26 +188,26 @@ assert 2.35 < loss(new_words, careful) < 2.55
 assert 0.15 < len(new_words) / len(english) < 0.25
 
 # %%
-# That costs the counted words next to nothing.
-#
 # The same table, learned
 # -----------------------
 #
 # A neural network does not count. It walks downhill, as in `the last lesson <2_line_and_bend.ipynb>`_. Give each pair
-# a *score* (scores are also called *logits*). *Softmax* makes probabilities of the 27 scores of a row:
+# a *score*, any number (such scores are *logits*). *Softmax* makes probabilities of a row: all powers of e are above 0, and
+# divided by their sum they add up to 1.
 #
 # .. math::
 #
 #    p = \frac{e^{\text{score}}}{S}, \qquad S = \text{the sum of all 27 } e^{\text{score}}
 #
-# What are the slopes of the surprise, say for the pair ``ue``?
+# What are the slopes of the surprise, say for the pair ``ue``? Nudge ``x``, and you find that :math:`e^x` has the
+# slope :math:`e^x`, and log x has 1/x.
 #
-# * The surprise is −log p = log S − the score of ``e``.
-# * Raise a score of row ``u``: S rises with the slope :math:`e^{\text{score}}`, and log S with
-#   :math:`e^{\text{score}} / S`. This is the p of that letter.
+# * Log turns ÷ into −, and undoes the power: −log p is log S − the score of ``e``.
+# * Raise any score of row ``u``: S grows with slope :math:`e^{\text{score}}`. Times 1/S, by the chain rule, that is the
+#   p of its letter.
 # * For ``e`` itself, "− the score" takes off 1.
 #
-# So the slope is p − 1 for the letter that came, and p for all others. In *queue* the pair ``ue`` comes twice, and
+# So the slope is p − 1 for the letter that came, and its p for any other. In *queue* the pair ``ue`` comes twice, and
 # slopes add up: 2p − 2 for ``e``, 2p for others. ``Value``, from `the first lesson <1_autograd.ipynb>`_, finds the
 # same. (All scores are 0, so each p is 1/27.)
 
@@ -227,8 +230,8 @@ for a in letters:
         )
 
 # %%
-# Now all words. If ``u`` comes N times, and a letter follows it n times, the slope adds up to N p − n. (PyTorch
-# agrees.) The mean is p − n / N. But n / N is what the counted table holds! So a step downhill is a subtraction:
+# Now all words. If ``u`` comes N times, and ``e`` follows n times, then N times p is added, n times 1 is taken off:
+# N p − n. Divide by N: p − n / N. But n / N is the counted table! So a step downhill is a subtraction:
 
 
 def softmax(row):
@@ -318,21 +321,14 @@ assert all(
 # %%
 # Down to the line, and never below it. After 512 steps each learned probability is within 0.001 of the counted one.
 #
-# Why not below? Let s be the counted probabilities of a row, and p any others. Each letter has a share s, so the mean
-# surprise is ∑ s · (−log p), added up over the 27 signs. And −log x is never less than 1 − x, its tangent at 1:
-#
-# .. math::
-#
-#    \sum s \,(-\log p) - \sum s \,(-\log s) &= \sum s \,(-\log \tfrac{p}{s}) \\
-#    &\ge \sum s \,(1 - \tfrac{p}{s}) = \sum s - \sum p = 0
-#
-# With a score for each pair, *the least surprise is what counting gives*.
+# Why not below? At the bottom of a valley all slopes are 0: each p − n / N is 0, so p = n / N. *The least surprise is what
+# counting gives*, with a score for each pair. (Softmax gives no p of 0, so the walk only nears it.)
 #
 # Why not teach by right guesses?
 # -------------------------------
 #
-# In the end, the likeliest letter should be right. Why not improve that directly? Nudge each score of a half-learned
-# table, and count how often the loss changes, and how often the number of right guesses.
+# Why not make the likeliest letter right more often, directly? Nudge each score of a half-learned table. How often does
+# the loss change, how often the number of right guesses?
 
 scores = train(10)
 
@@ -340,7 +336,7 @@ scores = train(10)
 def marks(a):  # of all letters after a: surprise, and right first guesses
     p = softmax(scores[a])
     surprise = -sum(n * math.log(p[b]) for b, n in counts[a].items())
-    return surprise, counts[a][max(p, key=p.get)]
+    return surprise, counts[a][max(p, key=p.get)]  # the likeliest
 
 
 changes = []
@@ -378,17 +374,16 @@ assert len({surprise for surprise, _ in results}) == 161
 assert results[40][0] > results[60][0] and results[40][1] == results[60][1]
 
 # %%
-# Right guesses are a staircase. A stair is flat: at the dot the loss leads downhill, to the right, while the guesses
-# say nothing.
+# Right guesses are a staircase, flat at the dot. There the loss still leads downhill, to the right.
 #
 # New words
 # ---------
 #
-# One letter is a short memory. Why not count what follows two letters, three, or four? Try it on the words ``aside``.
-# (Words with the same first four letters stay together: beside *counted*, *counting* would hardly be new.)
+# One letter is a short memory. Why not count what follows two letters, three, or four? (Words with the same
+# first four letters went ``aside`` together: beside *counted*, *counting* would hardly be new.)
 
 
-def contexts(word, n):  # each letter, after the n letters before it
+def contexts(word, n):  # "to", 2: (.., t) (.t, o) (to, .)
     padded = "." * n + word + "."
     return [(padded[i : i + n], padded[i + n]) for i in range(len(word) + 1)]
 
@@ -456,10 +451,10 @@ assert losses["new words"][4] > losses["new words"][1]
 # that were never counted, so the table guesses blindly.
 #
 # The table knows its words *by heart*. This is *overfitting*. It has room for 531,441 rows, our words fill fewer than
-# one in a hundred, and what *tati* learns, *sati* never hears of.
+# one in a hundred, and a row for *tati* learns nothing from *sati*.
 #
-# The next lesson, a GPT, keeps softmax, surprise and the steps downhill. But it computes the scores, with the same
-# numbers whatever came before.
+# The next lesson, a GPT, keeps softmax, surprise and the steps downhill. But it computes its scores from one set of
+# numbers, whatever came before.
 #
 # Exercises
 # ---------
@@ -472,7 +467,7 @@ assert losses["new words"][4] > losses["new words"][1]
 # Summary
 # -------
 #
-# * A language model gives each possible next sign a probability. The smallest is a table of which letter follows
+# * A language model gives each possible next symbol a probability. The smallest is a table of which letter follows
 #   which.
 # * Cross-entropy is the mean surprise, −log p. Its slope for a score is p, less 1 for the letter that came. Counting
 #   makes it smallest.
