@@ -116,6 +116,16 @@ def test_a_plan_can_be_followed(number: int) -> None:
             assert all(week_of[name] <= week_of[one.name] for name in [one.page, *one.after])
 
 
+def test_the_start_from_zero_is_a_week_of_its_own() -> None:
+    """Its exercises too, so that a class may leave it out, or begin a shorter plan with it."""
+    zero = [name for name in pages.lessons() if name.startswith("0_")]
+    first, *others = plans.weeks(12)
+    assert first.pages == zero
+    assert all(one.page in zero for one in first.exercises)
+    assert not any(one.page in zero for week in others for one in week.exercises)
+    assert not any(name in zero for week in plans.weeks(6) for name in week.pages)
+
+
 def test_the_long_plan_has_every_lesson() -> None:
     taken = plans.pages_to(plans.PLANS[12][0])
     lessons = pages.lessons()

@@ -76,7 +76,10 @@ def weeks(number: int) -> list[Week]:
     for one in taken.values():
         if one.page in minutes:
             minutes[one.page] += one.minutes
-    plan = [Week(part, []) for part in parts(names, number, minutes)]
+    # The start from zero is a week of its own, which a class that knows it can leave out.
+    start = [name for name in names if name.startswith("0_")]
+    cut = parts(names[len(start) :], number - bool(start), minutes)
+    plan = [Week(part, []) for part in ([start] if start else []) + cut]
     week_of = {name: i for i, week in enumerate(plan) for name in week.pages}
     before = {name: [one.page, *one.after] for name, one in taken.items()}
     for name in TopologicalSorter(before).static_order():
