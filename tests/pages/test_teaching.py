@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 import pytest
-from course import plans, sheets
+from course import plans, sheets, talks
 from exercise_leaks import secrets
 from gallery import exercises, pages
 from output import generated
@@ -47,10 +47,10 @@ def test_a_sheet_has_all_parts(number: int, week: int) -> None:
     assert re.findall(r"^## (.*)$", text, re.M) == parts
     assert text.count("**Vote ") == sheets.VOTES
     assert text.count("* **At the board:**") == len(found.pages)
-    asked = sum(len(sheets.questions(name)) for name in found.pages)
+    asked = sum(len(talks.questions(name)) for name in found.pages)
     assert len(re.findall(r"^\*\*Question \d+\.\*\*", text, re.M)) == asked > 0
     assert len(sheets.may_come(found.pages)) <= sheets.MAY_COME
-    assert week > 1 or all(sheets.note(name).say for name in found.pages)
+    assert week > 1 or all(talks.note(name).say for name in found.pages)
     for one in found.exercises:
         assert f"### {exercises.link(one)}" in text
     for answer in re.findall(r"^\*Answer:\* *(.*)$", text, re.M):
@@ -71,25 +71,25 @@ def test_meetings_are_short_and_hold_everything(number: int, week: int) -> None:
 def test_each_lesson_of_a_plan_has_a_note_and_each_note_a_lesson() -> None:
     """Of a lesson that is in no plan, the right choices alone are known."""
     taught = {name for number in plans.PLANS for week in plans.weeks(number) for name in week.pages}
-    noted = {name for name, note in sheets.notes().items() if "board" in note}
-    for name in (name for name in sheets.notes() if name.endswith("/exercises")):
+    noted = {name for name, note in talks.notes().items() if "board" in note}
+    for name in (name for name in talks.notes() if name.endswith("/exercises")):
         chapter = name.removesuffix("exercises")
         about = {one.name for one in exercises.written() if one.page.startswith(chapter)}
-        assert sheets.notes()[name].keys() <= about, name
+        assert talks.notes()[name].keys() <= about, name
     assert noted == taught
 
 
-NOTED = [name for name in pages.lessons() if "board" in sheets.notes().get(name, {})]
+NOTED = [name for name in pages.lessons() if "board" in talks.notes().get(name, {})]
 
 
 @pytest.mark.parametrize("name", NOTED)
 def test_questions_and_quiz_of_a_lesson(name: str) -> None:
-    for question in sheets.questions(name):
+    for question in talks.questions(name):
         assert question.text and len(question.choices) > 1 and question.answer
     quiz = sheets.own_quiz(name)
-    assert len(quiz.sentences) == len(sheets.to_keep(name)) + 1
+    assert len(quiz.sentences) == len(talks.to_keep(name)) + 1
     number = int(re.match(r"Sentence (\d)\. ", quiz.answer)[1])  # type: ignore[index]
-    assert quiz.sentences[number - 1] == sheets.note(name).false[0]
+    assert quiz.sentences[number - 1] == talks.note(name).false[0]
 
 
 def test_the_answers_to_quizzes_of_in_depth_pages() -> None:
@@ -107,7 +107,7 @@ def test_votes(one: Exercise) -> None:
     assert found and sheets.explanation(one)
     for vote in found:
         assert vote.wrong.case in vote.choices and len({*vote.choices}) == len(vote.choices)
-        assert vote.choices[sheets.LETTERS.index(vote.right)] == vote.wrong.case
+        assert vote.choices[talks.LETTERS.index(vote.right)] == vote.wrong.case
         assert sheets.wrong_file(vote) != source.solution(one.name)
 
 

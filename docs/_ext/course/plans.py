@@ -13,6 +13,7 @@ from typing import Any
 
 from gallery import pages
 
+from course import talks
 from lm_from_scratch.exercises.exercise import Exercise, exercises
 
 #: By its number of weeks: where a course leads, as patterns of pages, and the highest difficulty
@@ -21,9 +22,11 @@ PLANS = {
     6: (("5_caching/4_*", "6_generation/1_*", "8_quantized_weights/2_*"), 2),
     12: (("[0-9]*_*/*", "gpu/[1-4]_*"), 3),
 }
-#: Minutes of exercises in the meetings of a week, about those that a lesson is talked about, and
-#: those before the first lesson: everyone installs the package and runs one check.
-IN_CLASS, TALK, SET_UP = 50, 30, 75
+#: Minutes of exercises in the meetings of a week, and those before the first lesson: everyone
+#: installs the package and runs one check.
+IN_CLASS, SET_UP = 50, 75
+#: A minute of class weighs more than one at home, for a week has two meetings and no third.
+CLASS = 3
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def weeks(number: int) -> list[Week]:
     goals, hardest = PLANS[number]
     names = pages_to(goals)
     taken = {one.name: one for one in exercises() if one.difficulty <= hardest}
-    minutes = {name: pages.minutes(name) + TALK for name in names}
+    minutes = {name: pages.minutes(name) + CLASS * talks.minutes(name) for name in names}
     minutes[names[0]] += SET_UP
     for one in taken.values():
         if one.page in minutes:
