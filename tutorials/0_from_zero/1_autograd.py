@@ -9,7 +9,7 @@ Here is a small machine with three dials, ``a``, ``b`` and ``c``. Say that a lar
 find out is to *nudge* one dial at a time: turn it up by 0.01, and see what the result does.
 """
 
-# sphinx_gallery_words = ["autodiff", "backpropagation from scratch", "backprop", "micrograd", "calculus", "derivative", "derivatives", "how does autograd work", "how does loss.backward work", "reverse mode", "Zero to Hero", "gradient from scratch", "finite differences", "numerical gradient", "dual numbers", "which way to change a number", "how does a program learn"]
+# sphinx_gallery_words = ["autodiff", "backpropagation from scratch", "backprop", "micrograd", "calculus", "derivative", "derivatives", "how does autograd work", "how does loss.backward work", "reverse mode", "Zero to Hero", "gradient from scratch", "finite differences", "numerical gradient", "which way to change a number", "how does a program learn"]
 
 
 def machine(a, b, c):
