@@ -348,13 +348,13 @@ def steps(page: Page) -> int:
 
 def train_journey(page: Page) -> None:
     said(page, "train", r"each step changes 27,\d\d\d numbers")
-    loss = said(page, "train", r"After \d\d steps the loss is ([\d.]+)\.")[1]
-    assert 1.8 < float(loss) < 2.7, "below a uniform guess, 3.6, and frequencies alone, 2.9"
+    loss = said(page, "train", r"After \d+ steps the loss is ([\d.]+)\.")[1]
+    assert 0.4 < float(loss) < 2.7, "below a uniform guess, 3.6, and frequencies alone, 2.9"
     press(page, "train", "Pause")
     waits = said(page, "train", r"Paused after (\d+) steps")[1]
     page.wait_for_timeout(400)
     assert steps(page) == int(waits)
-    assert page.locator("#live-train .live-samples li").count() == 2
+    assert page.locator("#live-train .live-samples li").count() >= 2
     expect(page.locator("#live-train .live-sample b").first).to_be_visible()  # a word of the text
     slide(page, "train", "learning rate", 3)
     slider = page.get_by_role("slider", name="learning rate")
@@ -367,7 +367,9 @@ def train_journey(page: Page) -> None:
     press(page, "train", "Start over")
     said(page, "train", "each step changes")
     expect(page.locator("#live-train .live-earlier")).to_have_count(1)
-    expect(page.locator("#live-train .live-curve")).to_contain_text("0.3")
+    curve = page.locator("#live-train .live-curve")  # each run with the rate of most of its steps
+    expect(curve.get_by_text("0.01", exact=True)).to_have_count(1)
+    expect(curve.get_by_text("0.3", exact=True)).to_have_count(1)
     write_text(page, "train", "Too short.")
     said(page, "train", "Your text has 10 characters. Training needs at least 300")
     expect(page.get_by_role("button", name="Train", exact=True)).to_have_attribute(
@@ -482,16 +484,18 @@ def test_another_link_in_the_same_tab(visit: Visitor, server: str) -> None:
 # -------------------------------------------------------------------------------- a run that goes on
 
 
-def watched(visit: Visit, server: str) -> Page:
+def watched(visit: Visit, server: str, rate: float = 0.01) -> Page:
     """A run that a test can read, of a smaller model."""
     page = visit.open(f"{server}/{PAGES['train']}.html")
     page.locator("#live-train").hover()
     page.wait_for_function("() => typeof lm !== 'undefined' && lm.Run && lm.widgets?.train")
     page.evaluate(
-        """() => {
+        """(rate) => {
+          history.replaceState(null, "", `#live-train?rate=${rate}`);
           Object.assign(lm.widgets.train.sizes, { n_layer: 1, n_embd: 16 });
           lm.Run = class extends lm.Run { constructor(...all) { super(...all); window.run = this; } };
-        }"""
+        }""",
+        rate,
     )
     page.locator("#live-train .live-start").click()
     return page
@@ -547,10 +551,11 @@ def test_a_run_is_announced_now_and_then(visit: Visitor, server: str) -> None:
     ("rate", "want"), [(1, "worse than a uniform guess"), (0.3, "how frequent each character is")]
 )
 def test_steps_that_are_too_long(visit: Visitor, server: str, rate: float, want: str) -> None:
-    page = watched(visit(), server)
-    slide(page, "train", "learning rate", {1: 4, 0.3: 3}[rate])
+    page = watched(visit(), server, rate)
     said(page, "train", want)
-    assert page.evaluate("window.run.losses.at(-1)") > 2.7
+    expect(page.get_by_role("slider", name="learning rate")).to_have_attribute(
+        "aria-valuetext", str(rate)
+    )
 
 
 def test_a_long_text_of_ones_own_is_not_in_the_address(visit: Visitor, server: str) -> None:

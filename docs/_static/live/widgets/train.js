@@ -76,6 +76,7 @@ lm.widgets.train = function (place, { texts }) {
       : lm.t("Training on {length} characters of small stories: “{begin}…”", { length: counted(length), begin: story.slice(0, 60) });
     if (length < LEAST) return;
     run = new lm.Run(lm.widgets.train.sizes, text, { seed: controls.seed });
+    run.rates = []; // of each step
     run.work = work(run);
     run.words = new Set(words(text));
     run.size = run.optimizer.tensors.reduce((sum, { data }) => sum + data.length, 0);
@@ -92,12 +93,12 @@ lm.widgets.train = function (place, { texts }) {
         run.sample = { step, text: yield* run.write(WRITTEN) };
         if (KEPT.includes(step)) samples.append(lm.element("li", { value: step }, firstLine(run.sample.text)));
       }
-      run.rate = rate();
-      yield* run.step(run.rate);
+      run.rates.push(rate());
+      yield* run.step(run.rates.at(-1));
     }
   }
 
-  /* Twenty milliseconds of work, then the page has its turn. A hidden tab gets no frames, and so no work. */
+  /* A few milliseconds of work, then the page has its turn. A hidden tab gets no frames, and so no work. */
   async function go() {
     if (!run) return controls.say(controls.note.textContent);
     on = true;
@@ -107,7 +108,7 @@ lm.widgets.train = function (place, { texts }) {
       while (!inSight) await new Promise((resolve) => (wake = resolve));
       const [begin, first] = [performance.now(), run.losses.length];
       while (on && mine === turn && performance.now() < begin + 120) {
-        for (const until = performance.now() + 20; performance.now() < until; ) run.work.next();
+        for (const until = performance.now() + 10; performance.now() < until; ) run.work.next();
         await lm.pause();
       }
       if (mine !== turn) return;
@@ -177,7 +178,7 @@ lm.widgets.train = function (place, { texts }) {
       return lm.t("That is worse than a uniform guess: the steps are too long. Try a smaller learning rate.");
     }
     if (step < 200 || recent() < run.frequent - 0.1) return "";
-    return run.rate > 0.02
+    return run.rates.at(-1) > 0.02
       ? lm.t("It knows how frequent each character is, and nothing else: the steps are too long. Try a smaller learning rate.")
       : lm.t("So far it knows how frequent each character is, and little else: its steps are short.");
   }
@@ -211,10 +212,10 @@ lm.lossCurves = function (runs, width) {
   if (y(last.frequent) - y(last.uniform) > 14) {
     parts.push(line(last.frequent, "live-frequent"), text(lm.t("frequencies alone"), width - 2, y(last.frequent) - 4));
   }
-  runs.forEach(({ losses, rate }, i) => {
+  runs.forEach(({ losses, rates }, i) => {
     const points = curves[i].map((loss, n) => `${x((n + 0.5) * each).toFixed(1)},${y(loss).toFixed(1)}`).join(" ");
     parts.push(lm.svg("polyline", { class: runs[i] === last ? "live-now" : "live-earlier", points }));
-    if (runs.length > 1) parts.push(text(String(rate), x(losses.length), y(curves[i].at(-1)) - 4));
+    if (runs.length > 1) parts.push(text(String(rates[rates.length >> 1]), x(losses.length), y(curves[i].at(-1)) - 4));
   });
   const label = lm.t("The loss, from {first} to {last} in {step} steps. A uniform guess has {uniform}.", {
     first: last.losses[0].toFixed(2), last: lm.mean(last.losses.slice(-20)).toFixed(2),
