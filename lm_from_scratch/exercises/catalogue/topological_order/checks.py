@@ -340,13 +340,14 @@ CASES = (
     Case(EQUAL, equal, "a and b are two values, also where their numbers are the same",
          use=order_of, teaching="where nothing else is alike"),
     Case(FIRST, short_way_first, "c is needed for d: it comes before d, although the root names c "
-         "first", points=2, use=order_of),
+         "first", points=2, use=order_of, teaching="small enough to draw"),
     Case(LAST, short_way_last, "b comes before c and c before d, whoever is found first",
-         points=2, use=order_of),
+         points=2, use=order_of, teaching="the same, seen from the other side"),
     Case(ANY, any_one, "any order is right in which each value comes after its parents",
          points=2, use=order_of, teaching="what nobody has made up to catch a mistake"),
     Case(DOUBLE, doublings, "65,536 ways lead through 17 values: how do you know that you have "
-         "been somewhere?", points=2, use=order_of),
+         "been somewhere?", points=2, use=order_of,
+         teaching="so many ways, and so few values"),
     Case(LONG, long_sum, "a loop with a list of what is still to do needs no nested calls",
          points=2, use=order_of_sum),
 )  # fmt: skip
