@@ -114,7 +114,7 @@ def unknown(g: Generator) -> Call:
 def seen_pairs(g: Generator) -> Call:
     """New words of one length, all pairs of which came."""
     a, b, c = shuffled(g, "abc")
-    words = [a + b + c, b + c + a, c + a + b, a + c, b + a]
+    words = [a + b + c, b + c + a, c + a + b, a + c, b + b + a]
     return call(words, [a + b + c, b + c + a], shuffled(g, ".abc"))
 
 
@@ -234,7 +234,7 @@ WRONG = [
 
 CASES = (
     Case(ONE, one_word, "write down all pairs of the word, with its beginning and its end, and "
-         "one more of each", points=2, use=model),
+         "one more of each", points=2, use=model, teaching="small enough to count by hand"),
     Case(SEVERAL, several, "each word has its own beginning and end, as often as it is there",
          points=2, use=model),
     Case(SHORT, short, "`a` has two pairs, `.a` and `a.`", use=model),
