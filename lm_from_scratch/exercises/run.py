@@ -182,7 +182,8 @@ def judge_call(case: Case, got: Outcome, want: Outcome) -> Fault | None:
     if fault := compare(got.value, want.value, case.tolerance):
         return fault
     if changed := [name for name in got.changed if name not in want.changed]:
-        text = f"it changes its input: your code wrote into its argument {' and '.join(changed)}"
+        few = " and ".join(changed[:3]) + f" and {len(changed) - 3} more" * (len(changed) > 3)
+        text = f"it changes its input: your code wrote into its argument {few}"
         return Fault("changed", f"{text}: the caller still needs it")
     for name, expected in want.gradients.items():
         if expected is None:
