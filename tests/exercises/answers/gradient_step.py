@@ -63,7 +63,7 @@ def by_slices(parameters, loss_of, lr):
     """New numbers first, then all at once."""
     loss = loss_of()
     for p in parameters:
-        setattr(p, "grad", -0.0)
+        p.grad = -0.0
     loss.backward()
     new = [p.data - lr * p.grad for p in parameters]
     while new:

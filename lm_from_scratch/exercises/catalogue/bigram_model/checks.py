@@ -66,8 +66,13 @@ def surprise(function: Callable[..., Any], words: Words, new_words: Words, lette
 # ------------------------------------------------------------------------------------- arguments
 
 
+def letters_of(g: Generator, text: str) -> list[str]:
+    """In any order."""
+    return [text[i] for i in torch.randperm(len(text), generator=g)]
+
+
 def shuffled(g: Generator, text: str) -> str:
-    return "".join(text[i] for i in torch.randperm(len(text), generator=g))
+    return "".join(letters_of(g, text))
 
 
 def drawn(g: Generator, letters: str, *lengths: int) -> Words:
@@ -83,13 +88,13 @@ def drawn(g: Generator, letters: str, *lengths: int) -> Words:
 
 def one_word(g: Generator) -> Call:
     """A letter begins it and no other place, another ends it and no other place."""
-    a, b, c = shuffled(g, "abc")
+    a, b, c = letters_of(g, "abc")
     return call([a + b * integer(g, 3, 6) + c], drawn(g, "abc", 3), ".abc")
 
 
 def several(g: Generator) -> Call:
     """Words that begin and end in other letters; one is there three times."""
-    a, b, c, d = shuffled(g, "abcd")
+    a, b, c, d = letters_of(g, "abcd")
     words = [a + b, c + a, d + c + b, a + b, a + b, c + d]
     words = [words[i] for i in torch.randperm(6, generator=g)]
     return call(words, drawn(g, "abcd", 2, 4), shuffled(g, ".abcd"))
@@ -97,7 +102,7 @@ def several(g: Generator) -> Call:
 
 def short(g: Generator) -> Call:
     """Words of one letter, learned and new."""
-    a, b, c = shuffled(g, "abc")
+    a, b, c = letters_of(g, "abc")
     return call([a, b, c], [b, c], shuffled(g, ".abc"))
 
 
@@ -107,25 +112,25 @@ def nothing(g: Generator) -> Call:
 
 def unknown(g: Generator) -> Call:
     """Letters that are in no word."""
-    a, b, c, d, e = shuffled(g, "abcde")
+    a, b, c, *_ = letters_of(g, "abcde")
     return call([a + b, a + c + b], [a + b], shuffled(g, ".abcde"))
 
 
 def seen_pairs(g: Generator) -> Call:
     """New words of one length, all pairs of which came."""
-    a, b, c = shuffled(g, "abc")
+    a, b, c = letters_of(g, "abc")
     words = [a + b + c, b + c + a, c + a + b, a + c, b + b + a]
     return call(words, [a + b + c, b + c + a], shuffled(g, ".abc"))
 
 
 def unseen_pairs(g: Generator) -> Call:
-    a, b, c = shuffled(g, "abc")
+    a, b, c = letters_of(g, "abc")
     return call([a + b + b + c, a + b], [c + b + a, a + c + a], shuffled(g, ".abc"))
 
 
 def unlike(g: Generator) -> Call:
     """New words of one letter and of many; all their pairs came."""
-    a, b, c = shuffled(g, "abc")
+    a, b, c = letters_of(g, "abc")
     words = [c + b + a + b, b + c, a + b]
     return call(words, [c, (a + b) * integer(g, 3, 6), b], shuffled(g, ".abc"))
 
@@ -204,7 +209,8 @@ WRONG = [
      {COUNTS: COUNTS.replace("in letters}", 'in letters if a in ".".join(["", *words, ""])}'),
       SURPRISE: "-math.log(model.get(a, {}).get(b, 1 / len(letters)))"}, UNKNOWN),
     ("no words give no model",
-     {COUNTS: f"{COUNTS}\n    if not words:\n        return {{}}, math.log(len(letters))"}, NOTHING),
+     {COUNTS: f"{COUNTS}\n    if not words:\n        return {{}}, math.log(len(letters))"},
+     NOTHING),
     ("the surprise of the words that were learned",
      {NEW: NEW.replace("in new_words", "in words or new_words")}, SEEN),
     ("the mean of the means of the words, where a short word weighs as much as a long one",

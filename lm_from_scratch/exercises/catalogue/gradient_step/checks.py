@@ -22,11 +22,11 @@ class Loss:
 
     def __call__(self) -> Value:
         self.calls += 1
-        return eval(self.formula, {}, self.values)  # type: ignore[no-any-return]
+        return eval(self.formula, {}, self.values)
 
 
 def reference(parameters: list[Value], loss_of: Callable[[], Value], lr: float) -> float:
-    """The step of torch's SGD, in float64."""
+    """The slopes by torch, in float64."""
     assert isinstance(loss_of, Loss)
     loss_of.calls += 1
     tensors = {
@@ -34,11 +34,10 @@ def reference(parameters: list[Value], loss_of: Callable[[], Value], lr: float) 
         for name, value in loss_of.values.items()
     }
     loss = eval(loss_of.formula, {}, tensors)
-    optimizer = torch.optim.SGD([x for x in tensors.values() if x.requires_grad], lr=lr)
     loss.backward()
-    optimizer.step()
     for name, value in loss_of.values.items():
-        value.data = tensors[name].item()
+        if (slope := tensors[name].grad) is not None:
+            value.data -= lr * slope.item()
     return float(loss.detach())
 
 

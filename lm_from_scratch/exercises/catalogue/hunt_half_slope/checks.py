@@ -19,7 +19,7 @@ def reference(numbers: Numbers, steps: Steps) -> Numbers:
         for name, number in numbers.items()
     }
     known = dict(values)
-    operations = {"+": torch.add, "-": torch.sub, "*": torch.mul}
+    operations: dict[str, Any] = {"+": torch.add, "-": torch.sub, "*": torch.mul}
     for name, op, a, b in steps:
         known[name] = operations[op](known[a], known[b])
     known[steps[-1][0]].backward()
@@ -38,7 +38,8 @@ def slopes(function: Any, numbers: Numbers, steps: Steps) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise TypeError(f"the result must be a dict; it is a {type(found).__name__}")
     result: dict[str, Any] = {f"the slope of {name}": found.get(name) for name in names}
-    return result | {"names that are not in numbers": sorted(map(str, found.keys() - {*names}))}
+    more = ", ".join(sorted(map(str, found.keys() - {*names})))
+    return result | {"names that are not in numbers": more or "none"}
 
 
 # ------------------------------------------------------------------------------------- arguments
@@ -123,8 +124,7 @@ def shares(add: str) -> dict[str, str]:
 WRONG = [
     ("the code as found", {FIRST: "return tape_slopes_as_found(numbers, steps)\n"}, SQUARE),
     ("the product is repaired, plus and minus are as found",
-     {PLUS: PLUS.replace("+= slope", "= slope"), MINUS: MINUS.replace("+= slope", "= slope").replace(
-         "-= slope", "= -slope")}, SUMS),
+     {PLUS: PLUS.replace("+=", "="), MINUS: MINUS.replace("+=", "=").replace("-= ", "= -")}, SUMS),
     ("plus and minus are repaired, the product is as found",
      {TIMES: f"            {FOUND_TIMES}"}, SQUARE),
     ("a square is repaired, and nothing else",

@@ -38,18 +38,20 @@ class Watched(Value):
 
     __slots__ = ("count", "kept", "name", "number")
 
-    def __init__(self, name: str, number: float, parents: tuple[Value, ...], count: Count) -> None:
+    def __init__(
+        self, name: str, number: float, parents: "tuple[Watched, ...]", count: Count
+    ) -> None:
         self.name, self.count, self.kept = name, count, parents
         self.data, self.grad, self.slopes = number, 0.0, (1.0,) * len(parents)
         self.number = count.values = count.values + 1
 
-    @property
-    def parents(self) -> tuple[Value, ...]:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def parents(self) -> "tuple[Watched, ...]":
         self.count.add()
         return self.kept
 
     @parents.setter
-    def parents(self, parents: tuple[Value, ...]) -> None:
+    def parents(self, parents: "tuple[Watched, ...]") -> None:
         self.kept = parents
 
 
@@ -86,9 +88,10 @@ def judged(function: Callable[..., Any], root: Watched) -> dict[str, str]:
         after = sys.getrecursionlimit()
     finally:
         sys.setrecursionlimit(limit)
+    if order is None:
+        raise TypeError("the result is None: is there a return statement?")
     if not isinstance(order, list):
-        kind = f"a {type(order).__name__}" if order is not None else "None: is there a return statement?"
-        raise TypeError(f"the result must be a list of values; it is {kind}")
+        raise TypeError(f"the result must be a list of values; it is a {type(order).__name__}")
     if strange := [value for value in order if not isinstance(value, Watched)]:
         raise TypeError(f"the result must hold values only; it holds a {type(strange[0]).__name__}")
     place = {value: i for i, value in reversed([*enumerate(order)])}  # the first one
@@ -305,14 +308,16 @@ WRONG = [
     ("Python's limit is raised, and stays so",
      {BODY: "    import sys\n\n    sys.setrecursionlimit(100_000)\n" + CALLS}, LONG),
     ("equal numbers are taken for the same value",
-     {"parent not in done": "parent.data not in done", "value not in done": "value.data not in done",
+     {"parent not in done": "parent.data not in done",
+      "value not in done": "value.data not in done",
       "done.add(value)": "done.add(value.data)"}, EQUAL),
     ("sorted by the numbers", {RETURN: "return sorted(order, key=lambda value: value.data)"},
      SMALL),
     ("values without parents are left out", {RETURN: "return [v for v in order if v.parents]"},
      SMALL),
     ("the root is left out", {RETURN: "return order[:-1]"}, ALONE),
-    ("only the first parent is followed", {"in value.parents if": "in value.parents[:1] if"}, FIRST),
+    ("only the first parent is followed", {"in value.parents if": "in value.parents[:1] if"},
+     FIRST),
     ("the root and its parents, without theirs",
      {BODY: "    return list(dict.fromkeys((*root.parents, root)))\n"}, LAST),
     ("all ways are walked, level by level: right, but it takes too long", {BODY: ALL_LEVELS},

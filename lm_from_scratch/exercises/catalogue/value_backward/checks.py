@@ -1,4 +1,4 @@
-"""Numbers that remember their parents: the slope of each operation, and how slopes are passed on."""
+"""Numbers that remember their parents: the slopes of operations, and how they are passed on."""
 
 from typing import Any
 
@@ -15,8 +15,9 @@ class Reference:
     """The same numbers and slopes by torch, in float64."""
 
     def __init__(self, data: float | Tensor) -> None:
-        own = isinstance(data, Tensor)
-        self.tensor = data if own else torch.tensor(data, dtype=torch.float64, requires_grad=True)
+        if not isinstance(data, Tensor):
+            data = torch.tensor(data, dtype=torch.float64, requires_grad=True)
+        self.tensor = data
         self.tensor.retain_grad()
 
     @property
@@ -196,7 +197,8 @@ CASES = (
          teaching="one operation: what backward must do at least"),
     Case(TIMES, times, "when a grows by a little, a * b grows by b times as much", use=slopes,
          teaching="which slope belongs to which number"),
-    Case(BENT, bent, "you have tanh(x) already: its slope needs no x", use=slopes),
+    Case(BENT, bent, "you have tanh(x) already: its slope needs no x", use=slopes,
+         teaching="a rule that the page did not have"),
     Case(CHAIN, chain, "a number passes its own slope on, times the slope of the operation",
          points=2, use=slopes, teaching="several operations, one way through them"),
     Case(TWICE, twice, "of a * a both parents are a, and each has its slope", use=slopes),
