@@ -170,7 +170,13 @@ WRONG = [
      MINUS),
     ("a parent that is there twice gets one slope",
      {PAIRS: "dict(zip(value.parents, value.slopes)).items()"}, TWICE),
-    ("each number passes on once, before all its children have done so",
+    ("each number passes on once, when it is first reached: first parents go first",
+     {LOOP: "        waiting, done = [self], set()\n        while waiting:\n"
+      "            value = waiting.pop()\n            if value in done:\n"
+      "                continue\n            done.add(value)\n"
+      "            for parent, slope in zip(value.parents, value.slopes):\n"
+      f"                {ADD}\n            waiting += reversed(value.parents)\n"}, LADDER),
+    ("each number passes on once, in the order in which they are reached",
      {LOOP: "        waiting, done = [self], set()\n        while waiting:\n"
       "            value = waiting.pop(0)\n            if value in done:\n"
       "                continue\n            done.add(value)\n"
