@@ -259,7 +259,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="bigram_model", function="bigram_model", page="0_from_zero/3_bigrams", draft=True,
+    name="bigram_model", function="bigram_model", page="0_from_zero/3_bigrams",
     minutes=25, difficulty=1,
     outcome="Count pairs of letters, turn counts into probabilities, and measure the surprise "
             "on new words.",

@@ -207,7 +207,7 @@ CASES = (
 
 EXERCISE = Exercise(
     name="gradient_step", function="gradient_step", page="0_from_zero/2_line_and_bend",
-    draft=True, minutes=15, difficulty=1,
+    minutes=15, difficulty=1,
     outcome="Write a step of gradient descent whose parts come in the right order.",
     reference=reference, cases=CASES, wrong=planted(WRONG),
     hints=(

@@ -210,7 +210,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="hunt_half_slope", function="tape_slopes", page="0_from_zero/1_autograd", draft=True,
+    name="hunt_half_slope", function="tape_slopes", page="0_from_zero/1_autograd",
     minutes=10, difficulty=1,
     outcome="Find where a slope is lost, from a formula in which a number stands twice.",
     reference=reference, hunt="a lecture on backpropagation: Karpathy, 2022", cases=CASES,

@@ -142,7 +142,8 @@ ONE, TWO, THREE, POINT = "one round", "two rounds", "three rounds of a bent line
     "one point"  # fmt: skip
 OLD, ALL = "slopes from before", "twelve rounds"
 
-START, ZERO = "losses = []\n", "        for p in parameters:\n            p.grad = 0.0\n"
+START = "losses = []\n"
+ZERO = "        for p in parameters:\n            p.grad = 0.0  # a round begins with no slopes\n"
 TOTAL, EACH = "        total = 0.0\n", "            loss = loss_of(point)\n"
 BACK = "            loss.backward()  # its slopes are added to those of the others\n"
 NOTED = "losses.append(total / len(points))"
@@ -213,7 +214,7 @@ CASES = (
 
 EXERCISE = Exercise(
     name="hunt_second_round", function="train_rounds", page="0_from_zero/2_line_and_bend",
-    draft=True, minutes=15, difficulty=1, after=("gradient_step",),
+    minutes=15, difficulty=1, after=("gradient_step",),
     outcome="Tell slopes that should add up from slopes that should not, and put the line that "
             "sets them back where it belongs.",
     reference=reference, hunt="a lecture on backpropagation: Karpathy, 2022", cases=CASES,

@@ -73,7 +73,7 @@ def train_rounds(
     losses = []
     for _ in range(rounds):
         for p in parameters:
-            p.grad = 0.0
+            p.grad = 0.0  # a round begins with no slopes
         total = 0.0
         for point in points:
             loss = loss_of(point)

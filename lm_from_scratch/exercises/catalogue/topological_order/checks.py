@@ -359,7 +359,7 @@ CASES = (
 
 EXERCISE = Exercise(
     name="topological_order", function="topological_order", page="0_from_zero/1_autograd",
-    draft=True, minutes=30, difficulty=2, after=("value_backward",),
+    minutes=30, difficulty=2, after=("value_backward",),
     outcome="Order the numbers of a computation so that parents come first, without recursion.",
     reference=topological_order, cases=CASES, wrong=planted(WRONG),
     hints=(

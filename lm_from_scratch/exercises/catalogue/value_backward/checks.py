@@ -217,7 +217,7 @@ CASES = (
 )  # fmt: skip
 
 EXERCISE = Exercise(
-    name="value_backward", function="Value", page="0_from_zero/1_autograd", draft=True,
+    name="value_backward", function="Value", page="0_from_zero/1_autograd",
     minutes=25, difficulty=1,
     outcome="Write the slopes of operations, and pass them back through a computation.",
     reference=Reference, cases=CASES, wrong=planted(WRONG),
