@@ -89,6 +89,7 @@ def reset_state(gallery_conf: dict[str, Any], fname: str | None, when: str) -> N
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
         torch.compiler.reset()
     plt.close("all")
+    gc.enable()
     gc.collect()
     warnings.resetwarnings()
     if when == "before" and fname is not None:
