@@ -3,8 +3,8 @@ A GPT in plain Python
 =====================
 
 Two programs invent words, letter by letter. One has counted which letter follows which, as in `the last lesson
-<3_bigrams.ipynb>`_. The other is a *GPT*, the kind of program behind ChatGPT, only very small. This is what it wrote, and how it
-learned, in an earlier run of this page:
+<3_bigrams.ipynb>`_. The other is a *GPT*, the kind of program behind ChatGPT, only very small. In an earlier run of this page
+they wrote:
 """
 
 # sphinx_gallery_thumbnail_number = 1
@@ -74,18 +74,18 @@ plt.show()
 # invents.
 #
 # The curve is its mean *surprise* at each letter, and falls while it reads 800 words. The dot is its surprise at *new words*,
-# which nobody has read. The dashed line is what the counts reach there. The dotted line is what they reach when they look back
-# two letters, the best of all tables in the last lesson. The GPT does better.
+# which neither program has read. The dashed line is what the counts reach there. The dotted line is what they reach if they
+# look back two letters, the best of all tables in the last lesson. The GPT does better.
 #
-# All words come from Python's manual, and have 4 to 7 letters, so that training takes seconds. The GPT consists of Python
-# lists and of ``Value``, from `the first lesson <1_autograd.ipynb>`_. Let us build it.
+# All words come from Python's manual, and have 4 to 7 letters, so that training takes seconds. The GPT is made of Python lists
+# and of ``Value``, from `the first lesson <1_autograd.ipynb>`_.
 #
 # Letters become lists
 # --------------------
 #
 # A network computes with numbers. So each letter gets a list of 12 numbers, its *embedding*. It matters where a letter stands,
-# too, so each of the 8 places in a word also gets such a list. Nobody knows which numbers are good. They begin at random, and
-# training will change them.
+# too, so each of 8 places (the dot, then up to 7 letters) also gets such a list. All of them
+# begin at random near 0, and training will change them.
 #
 # Lists of one length, one below another, are a *matrix*. This GPT is nine of them:
 
@@ -93,14 +93,14 @@ from lm_from_scratch.training.autograd import Value, dot
 
 rng = random.Random(0)
 rng.shuffle(words)
-V, T, C, D = 27, 8, 12, 4  # signs, places, numbers in a list and in a head
+V, T, C, D = 27, 8, 12, 4  # letters and dot, places, list, part of a list
 
 
 def matrix(rows, columns):
     return [[rng.gauss(0, 0.15) for _ in range(columns)] for _ in range(rows)]
 
 
-start = {"letter": matrix(V, C), "place": matrix(T, C), "head": matrix(V, C)}
+start = {"letter": matrix(V, C), "place": matrix(T, C), "lm_head": matrix(V, C)}
 for name in ("query", "key", "value", "output", "mlp_in", "mlp_out"):
     start[name] = matrix(C, C)
 model = {m: [[*map(Value, row)] for row in rows] for m, rows in start.items()}
@@ -144,11 +144,11 @@ assert math.isclose(
 # ----------------------------------------
 #
 # A table that looks back far needs more words than there are. *Attention* does without a table. Each letter makes three lists
-# from its own:
+# from its own, as for a search in a library:
 #
 # * a *query*: what it looks for;
-# * a *key*: what it can be found by;
-# * a *value*: what it has to tell. (Not the class ``Value``.)
+# * a *key*, like the title of a book: what it can be found by;
+# * a *value*, like the pages: what it has to tell. (Not the class ``Value``.)
 #
 # ``dot`` compares the query with the key of an earlier letter: the better they fit, the higher the score. Softmax turns the
 # scores of all keys into *weights*, which sum to 1. The answer is all the values, each times its weight, added up.
@@ -158,7 +158,7 @@ def attention(x, past):
     query, key, value = (linear(x, model[m]) for m in ("query", "key", "value"))
     past.append((query, key, value))
     answer = []
-    for h in range(0, C, D):  # a head has D of the C numbers
+    for h in range(0, C, D):  # for each head, D of the C numbers
         q = query[h : h + D]
         scores = [dot(q, k[h : h + D]) / D**0.5 for _, k, _ in past]
         weights = softmax(scores)
@@ -171,15 +171,16 @@ def attention(x, past):
 # ``past`` is the notebook of a word: each letter writes into it when its turn comes. So a letter can ask itself and those
 # before it, but none after it. They are not there yet.
 #
-# The 12 numbers are shared among three *heads*. Each has 4 of them, so a letter asks three questions at once. (A sum of more
-# products tends to be larger. Dividing by the root of their number, here 2, makes up for that.)
+# The 12 numbers are shared among three *heads*. Each has 4 of them, so a letter asks three questions at once. The matrix
+# ``output`` mixes the answers. (A sum of more products tends to be larger. Dividing by the root of their number, here 2, makes
+# up for that.)
 #
 # The whole model
 # ---------------
 #
 # In attention, letters hear about each other. Then each works on its own. The *MLP* (multi-layer perceptron) is a network as in
 # `lesson 2 <2_line_and_bend.ipynb>`_: lines, bends, and sums of them. Both results are *added* to the letter's list, so what was
-# in it stays. The last matrix, ``head``, makes 27 scores of the list: one for each letter that may come next, and for the dot.
+# in it stays. The last matrix makes 27 scores of the list: one for each letter that may come next, and for the dot.
 
 
 def add(x, y):
@@ -191,7 +192,7 @@ def gpt(letter, place, past):
     x = add(x, attention(norm(x), past))
     hidden = [number.relu() for number in linear(norm(x), model["mlp_in"])]
     x = add(x, linear(hidden, model["mlp_out"]))
-    return linear(norm(x), model["head"])
+    return linear(norm(x), model["lm_head"])
 
 
 # %%
@@ -217,7 +218,7 @@ print(*[invent() for _ in range(10)])
 # steps at the end, these errors average out.
 
 
-def surprises(word, deaf=False):
+def surprises(word, deaf=False):  # deaf: for later
     past = []
     for place, (letter, after) in enumerate(zip("." + word, word + ".")):
         p = softmax(gpt(letter, place, [] if deaf else past))
@@ -258,7 +259,7 @@ for recorded, mean in zip(
 # Whom does it ask?
 # -----------------
 #
-# The trained GPT reads *qu*. What does ``u`` ask in the first head, with four numbers? Step through it:
+# The trained GPT reads *qu*. What does ``u`` ask? Step through its first head:
 
 past = []
 for place, letter in enumerate(".qu"):
@@ -272,8 +273,8 @@ query_steps(".qu", q[-1], k, v, compared=1)
 # %%
 # Nobody told the head what to look for. Training moved its parameters until the answers helped to guess.
 #
-# **Predict first.** Now we make the trained GPT *deaf*: each letter finds an empty notebook and can ask only itself. How large is
-# the surprise at new words?
+# **Predict first.** Now we make the trained GPT *deaf*: each letter finds an empty notebook and can ask only itself. How large
+# is the surprise at new words?
 #
 # * As before: the letter itself is what counts.
 # * Larger, but far below a blind guess, which is log 27 = 3.3.
@@ -292,7 +293,7 @@ assert round(math.log(27), 1) == 3.3
 # -----------------
 #
 # PyTorch computes with whole matrices at once. Here is our model in it, with the same random numbers at the start. It sees all
-# letters of a word together, so it has to be told that none may ask a later one: ``is_causal``.
+# letters of a word together, so it must be told that none may ask a later one: ``is_causal``.
 
 import torch
 import torch.nn.functional as F
@@ -311,7 +312,7 @@ def torch_gpt(ids):  # a letter's id is its index in letters
     x = x + F.linear(y.transpose(0, 1).flatten(1), W["output"])
     hidden = F.relu(F.linear(torch_norm(x), W["mlp_in"]))
     x = x + F.linear(hidden, W["mlp_out"])
-    return F.linear(torch_norm(x), W["head"])
+    return F.linear(torch_norm(x), W["lm_head"])
 
 
 # %%
@@ -336,8 +337,8 @@ print(f"largest difference in 800 steps: {max(gaps):.0e}")
 assert max(gaps[:20]) < 1e-12 and max(gaps) < 1e-9
 
 # %%
-# The two agree to nine digits or more. Both do the same sums, in another order, and only rounding differs. But torch is faster. One
-# word, forward and back, takes:
+# The two agree to nine digits or more. Both do the same sums, in another order, and only rounding differs. But torch is faster.
+# One word, forward and back, takes:
 
 from time import process_time
 from timeit import timeit
@@ -371,17 +372,17 @@ for name, (blocks, heads, c) in ((m, s.values()) for m, s in SIZES.items()):
 assert 51283 * 768 + 12 * (12 * 768 + 13) * 768 == 124_439_808
 
 # %%
-# A *block* is attention and MLP, the three middle lines of ``gpt``. In GPT-2 many follow each other. It reads pieces of words, its
-# MLP is wider, its bend is rounder, and it adds some biases. The rest of `its code <../1_gpt2/2_gpt2.ipynb>`_ you know:
+# A *block* is attention and MLP, the three middle lines of ``gpt``. In GPT-2 many follow each other. It reads pieces of words,
+# its MLP is wider, its bend is rounder, and it adds some biases. The rest of `its code <../1_gpt2/2_gpt2.ipynb>`_ you know:
 #
-# * ``wte`` and ``wpe`` are ``letter`` and ``place``, ``lm_head`` is ``head``.
+# * ``wte`` and ``wpe`` are ``letter`` and ``place``.
 # * ``c_attn`` is ``query``, ``key`` and ``value``; the ``c_proj`` after it is ``output``.
 # * ``cache.update`` is ``past.append``, and ``attend`` is the loop over the heads.
 # * In the MLP, ``c_fc`` is ``mlp_in``, and ``c_proj`` is ``mlp_out``.
 # * ``ln_1``, ``ln_2`` and ``ln_f`` are the three calls of ``norm``.
 #
-# A whole GPT without libraries is Andrej Karpathy's idea. His `microgpt <https://karpathy.github.io/2026/02/12/microgpt/>`_ learns
-# names in 200 lines, and you can read all of them now.
+# A whole GPT without libraries is Andrej Karpathy's idea. His `microgpt
+# <https://karpathy.github.io/2026/02/12/microgpt/>`_ learns names in 200 lines, and you can read all of them now.
 #
 # Exercises
 # ---------
