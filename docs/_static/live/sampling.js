@@ -12,8 +12,14 @@ lm.sampled = function (logits, { temperature = 1, top_k = 0, top_p = 1 } = {}) {
 
 /* Keep the k largest, and any equal to the smallest of these. */
 lm.keepTopK = function (logits, k) {
-  const smallest = Float64Array.from(logits).sort().at(-Math.min(k, logits.length));
-  return logits.map((logit) => (logit < smallest ? -Infinity : logit));
+  const top = new Float64Array(Math.min(k, logits.length)).fill(-Infinity); // in order
+  for (const logit of logits) {
+    if (logit <= top[0]) continue; // most are
+    let i = 1;
+    for (; i < top.length && top[i] < logit; i++) top[i - 1] = top[i];
+    top[i - 1] = logit;
+  }
+  return logits.map((logit) => (logit < top[0] ? -Infinity : logit));
 };
 
 /* Keep the smallest set of most likely tokens whose probability reaches p. */
