@@ -34,7 +34,7 @@ from lm_from_scratch.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_from_scratch.weights.int8 import Int8Weight
 
 MODELS = ("gpt2-docs", "qwen2-docs")
-ENGINE = ("tensor", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
+ENGINE = ("tensor", "kernel", "tokenizer", "attention", "gpt2", "qwen2", "sampling", "generate")
 SCRIPTS = (
     *(*ENGINE, "widget", "widgets/move", "gradients", "training", "widgets/train"),
     *(f"models/{name}" for name in (*MODELS, "tasks", "worlds", "stories")),
@@ -107,6 +107,28 @@ def served_page(browser: Browser, address: str) -> Iterator[Page]:
     yield from opened(browser, address)
 
 
+#: How a page loses the kernel: it is asked to, or its browser has none, or a rule forbids it.
+WITHOUT = ("asked", "missing", "forbidden")
+
+
+@pytest.fixture(scope="module", params=WITHOUT)
+def plain_page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    page = new_context(browser, "light", 1280).new_page()
+    if request.param == "missing":
+        page.add_init_script("delete window.WebAssembly")
+    if request.param == "forbidden":
+        page.route("**/index.html", partial(serve_with_rule, address))
+    page.goto(address + ("?kernel=plain" if request.param == "asked" else ""))
+    yield page
+    page.context.close()
+
+
+def serve_with_rule(address: str, route: Route) -> None:
+    answer = route.fetch()
+    rule = {"content-security-policy": "script-src 'self' 'unsafe-inline'"}
+    route.fulfill(response=answer, headers=answer.headers | rule)
+
+
 def packed(x: torch.Tensor) -> str:
     return base64.b64encode(x.detach().to(torch.float32).numpy().tobytes()).decode()
 
@@ -150,6 +172,12 @@ def test_logits_from_a_server(served_page: Page, name: str) -> None:
     test_logits_in_one_pass_and_token_by_token(served_page, name, 100)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_without_the_kernel(plain_page: Page, name: str) -> None:
+    assert plain_page.evaluate("() => lm.kernel === null")
+    test_logits_in_one_pass_and_token_by_token(plain_page, name, 17)
+
+
 def edits() -> list[list[int]]:
     """Texts after one another: longer, shorter, changed in the middle, the same, another."""
     a, b = ids_of(40), ids_of(30, seed=1)
@@ -189,6 +217,93 @@ def test_a_model_whose_tokens_are_bytes(page: Page) -> None:
     strings = ["brackets:([{=", "é\n <|im_start|> x  y", "漢字🙂"]
     for text, found in zip(strings, page.evaluate(script, strings), strict=True):
         assert found == [tokenizer.encode(text), text]
+
+
+# -------------------------------------------------------------------------------- the kernel
+
+#: Rows O, columns I. All but the last lie beside each other; that one fills a memory of its own.
+MATRICES = ((4, 4), (1, 4), (13, 8), (7, 6), (384, 128), (261, 128), (3, 1), (130, 516), (29, 532))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_the_kernel(page: Page, rows: int) -> None:
+    """Beside torch, with a bias and without; the matrices stay as they are."""
+    weights = [normal(*size).float() for size in MATRICES]
+    biases = [normal(O, seed=1).float() for O, _ in MATRICES]
+    inputs = [normal(rows, I, seed=2).float() for _, I in MATRICES]
+    sums = [(x.double() @ w.double().T) for x, w in zip(inputs, weights, strict=True)]
+    want = [[packed(y), packed(y + b)] for y, b in zip(sums, biases, strict=True)]
+    script = """([sizes, weights, biases, inputs, want]) => {
+      const tensors = sizes.map((shape, i) => ({ shape, data: floats(weights[i]) }));
+      lm.kernel.place({ last: tensors.at(-1) });
+      lm.kernel.place({ ...tensors.slice(0, -1), again: tensors[0], bias: { shape: [4], data: new Float32Array(4) } });
+      return tensors.map((weight, i) => {
+        const [x, bias] = [floats(inputs[i]), { data: floats(biases[i]) }];
+        const kernel = lm.kernel;
+        const far = [lm.linear(x, weight), lm.linear(x, weight, bias)].map((y, j) => apart(y, floats(want[i][j])));
+        const fast = lm.kernel.of(weight) !== undefined;
+        lm.kernel = null;
+        far.push(apart(lm.linear(x, weight), floats(want[i][0])), apart(weight.data, floats(weights[i])));
+        lm.kernel = kernel;
+        return [fast, ...far];
+      });
+    }"""
+    given = [
+        [list(size) for size in MATRICES],
+        *([*map(packed, x)] for x in (weights, biases, inputs)),
+    ]
+    for (_, I), (fast, *far, changed) in zip(
+        MATRICES, page.evaluate(script, [*given, want]), strict=True
+    ):
+        assert fast == (I % 4 == 0)
+        assert max(far) < 1e-4 and changed == 0
+
+
+def test_two_models_with_the_kernel_and_without(page: Page) -> None:
+    """In turns, and each of them where it was before; a weight that changes is seen at once."""
+    script = """([names, ids]) => {
+      const models = names.map((name) => lm.shipped(name).model);
+      const kernel = lm.kernel;
+      const logits = () => models.map((model) => model.forward(ids, { all: true }));
+      const [first, second] = [logits(), logits()];
+      lm.kernel = null;
+      const plain = logits();
+      lm.kernel = kernel;
+      const { headWeight } = models[0];
+      headWeight.data[7 * headWeight.shape[1]] += 1;
+      const moved = logits();
+      headWeight.data[7 * headWeight.shape[1]] -= 1;
+      return {
+        held: models.every(({ headWeight }) => kernel.of(headWeight)),
+        rounded: kernel.of(lm.rounded(headWeight, 4)) === undefined,
+        same: first.map((one, i) => apart(one, second[i])),
+        plain: first.map((one, i) => apart(one, plain[i])),
+        moved: first.map((one, i) => apart(one, moved[i])),
+      };
+    }"""
+    found = page.evaluate(script, [MODELS, ids_of(9)])
+    assert found["held"] and found["rounded"]
+    assert found["same"] == [0, 0]
+    assert all(0 < far < 5e-5 for far in found["plain"])
+    assert found["moved"][0] > 0.01 and found["moved"][1] == 0
+
+
+def test_the_kernel_is_small(page: Page) -> None:
+    """As the page on it says."""
+    assert 300 < page.evaluate("() => lm.kernel.bytes.length") < 400
+    assert page.evaluate("() => WebAssembly.validate(lm.kernel.bytes)")
+
+
+def test_a_model_without_room_stays_plain(page: Page) -> None:
+    script = """() => {
+      const { Memory } = WebAssembly;
+      WebAssembly.Memory = function () { throw new RangeError("no memory"); };
+      const weight = { shape: [4, 4], data: new Float32Array(16).fill(1) };
+      lm.kernel.place({ weight });
+      WebAssembly.Memory = Memory;
+      return [lm.kernel.of(weight) === undefined, ...lm.linear(new Float32Array(4).fill(1), weight)];
+    }"""
+    assert page.evaluate(script) == [True, 4, 4, 4, 4]
 
 
 # ----------------------------------------------------------------------------- the tokenizer
@@ -732,8 +847,12 @@ def run_check(page: Page) -> None:
     test_steps_are_those_of_torch(page, 3)
 
 
+def kernel_check(page: Page) -> None:
+    test_the_kernel(page, 2)
+
+
 CHECKS = (
-    *(logits_check, costs_check, silence_check, shift_check, bits_check, move_check),
+    *(kernel_check, logits_check, costs_check, silence_check, shift_check, bits_check, move_check),
     *(operations_check, test_the_slopes_of_a_step, adamw_check, run_check),
 )
 
@@ -777,6 +896,10 @@ MISTAKES: dict[str, tuple[str, str, str, Check]] = {
     "decay that AdamW divides": ("training", "this.weight_decay * data[i] + direction", "direction", adamw_check),
     "slopes of the step before": ("training", "grad.fill(0)", "grad.fill(0, 1)", run_check),
     "no warm-up": ("training", "Math.min(1, (this.losses.length + 1) / this.warmup)", "1", run_check),
+    "a lane twice": ("kernel", "0xfd, 0x1f, 3", "0xfd, 0x1f, 2", kernel_check),
+    "a row twice": ("kernel", "addProducts(SUM + 2, W2)", "addProducts(SUM + 2, W1)", kernel_check),
+    "columns left over": ("kernel", "shape[1] % 4 === 0", "true", kernel_check),
+    "y over the weights": ("kernel", "let at = widest + tallest", "let at = widest", kernel_check),
     "nothing at all": ("tensor", "const lm = {}", "const lm = {}", lambda page: control(page)),
 }  # fmt: skip
 

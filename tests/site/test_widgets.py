@@ -32,6 +32,7 @@ PAGES = {
     "beams": f"{TUTORIALS}/6_generation/1_beam_search",
     "move": f"{TUTORIALS}/11_look_inside/2_patching",
     "train": f"{TUTORIALS}/1_gpt2/4_training",
+    "kernel": "javascript",
 }
 each_widget = pytest.mark.parametrize("widget", PAGES)
 
@@ -47,7 +48,7 @@ def started(visit: Visit, address: str, widget: str, state: str = "") -> Page:
     )
     if not state:
         page.locator(f"#live-{widget} .live-start").click()
-    page.wait_for_selector(f"#live-{widget} textarea")
+    page.wait_for_selector(f"#live-{widget}:not(:has(.live-picture))")
     return page
 
 
@@ -386,12 +387,32 @@ def train_journey(page: Page) -> None:
     press(page, "train", "Pause")
 
 
+def kernel_journey(page: Page) -> None:
+    assert re.search(r"has 3\d\d bytes", text_of(page, "kernel"))
+    press(page, "kernel", "Measure here")
+    times = said(page, "kernel", r"is ([\d.]+) times as fast for the matrix, and ([\d.]+) times")
+    assert min(map(float, times.groups())) > 1
+    bars = page.locator("#live-kernel .live-bar").all_inner_texts()
+    assert len(bars) == 4 and all(re.search(r"\d$", bar) for bar in bars)
+    assert page.evaluate("() => lm.kernel !== null"), "all other widgets go on with it"
+
+
+def test_a_browser_without_the_kernel_is_told(visit: Visitor, server: str) -> None:
+    view = visit()
+    view.page.add_init_script("delete window.WebAssembly")
+    page = started(view, server, "kernel")
+    expect(page.locator("#live-kernel .live-status")).to_contain_text("does not run the kernel")
+    assert page.locator("#live-kernel .live-buttons button").is_disabled()
+    assert view.problems == []
+
+
 OWN = "The wheels on the bus go round and round, all through the town. " * 8
 
 JOURNEYS: dict[str, Callable[[Page], None]] = {
     "next": next_journey, "look": look_journey, "race": race_journey, "clock": clock_journey,
     "break": break_journey, "bits": bits_journey, "draft": draft_journey, "beams": beams_journey,
     "tour": tour_journey, "move": move_journey, "train": train_journey,
+    "kernel": kernel_journey,
 }  # fmt: skip
 
 
@@ -428,12 +449,12 @@ def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> Non
     assert view.problems == []
 
 
-@pytest.mark.parametrize("widget", ["next", "look", "tour", "move", "train"])
+@pytest.mark.parametrize("widget", ["next", "look", "tour", "move", "train", "kernel"])
 def test_touch(visit: Visitor, server: str, widget: str) -> None:
     view = visit(width=343)
     page = view.open(f"{server}/{PAGES[widget]}.html")
     page.locator(f"#live-{widget} .live-start").tap()
-    page.wait_for_selector(f"#live-{widget} textarea")
+    page.wait_for_selector(f"#live-{widget}:not(:has(.live-picture))")
     before = text_of(page, widget)
     target = {
         "next": "button.live-bar",
@@ -441,6 +462,7 @@ def test_touch(visit: Visitor, server: str, widget: str) -> None:
         "move": "button.live-looked",
         "tour": ".live-buttons button:last-child",
         "train": ".live-buttons button",
+        "kernel": ".live-buttons button",
     }
     page.locator(f"#live-{widget} {target[widget]}").first.tap()
     page.wait_for_function(

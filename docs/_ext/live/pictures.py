@@ -160,8 +160,20 @@ def move(name: str, prompt: str, layer: int = 2) -> Picture:
     return f"After “{texts[0]}”, before and after one state inside is replaced:", rows
 
 
+def kernel(name: str, prompt: str) -> Picture:
+    """Products of a token with every matrix, one or four to an instruction."""
+    model, _ = shipped(name)
+    matrices = [w for n, w in model.named_parameters() if w.dim() == 2 and "wpe" not in n]
+    products = sum(w.numel() for w in matrices) / 1e6
+    rows = [
+        ("plain JavaScript", 1.0, f"{products:.1f} million"),
+        ("kernel", 1 / 4, f"{products / 4:.1f} million"),
+    ]
+    return "Multiply instructions for the matrices of one token:", rows
+
+
 PICTURES: dict[str, Callable[[str, str], Picture]] = {
     "next": likeliest, "draft": likeliest, "beams": likeliest, "look": look, "race": race,
     "clock": clock, "bits": bits, "break": surprise, "tour": likeliest, "move": move,
-    "train": training.picture,
+    "kernel": kernel, "train": training.picture,
 }  # fmt: skip

@@ -42,6 +42,7 @@ INVITATIONS = {
     ),
     "draft": _("One model guesses some tokens ahead, another checks them in one pass. Which stay?"),
     "move": _("Move the key in the model's head: the text stays, one state inside changes."),
+    "kernel": "Multiply in plain JavaScript and with the kernel. How much faster is your browser?",
     "train": _("Train a small GPT-2 here and now, and watch noise turn into words and sentences."),
 }
 #: Those that compare two models.

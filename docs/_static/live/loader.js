@@ -9,7 +9,7 @@
   const here = document.currentScript.src.replace(/loader\.js.*/, "");
   // The version of all files, so that old ones do not meet new ones; and where the models are, from here.
   const { version, models = "" } = document.currentScript.dataset;
-  const ENGINE = "tensor tokenizer attention gpt2 qwen2 sampling generate widget".split(" ");
+  const ENGINE = "tensor kernel tokenizer attention gpt2 qwen2 sampling generate widget".split(" ");
   const t = (text) => (typeof lmWords === "undefined" ? text : lmWords[text] || text); // lm.t comes later
   const loading = new Map(); // what is loaded, or about to be
 

@@ -45,26 +45,32 @@ function fromFloat16(halves) {
   });
 }
 
-/* y = x W^T + b for x (T, I), weight (O, I) and bias (O): (T, O). Four sums at a time: a processor
- * need not wait for one addition before it begins the next. (I is a multiple of 4.) */
+/* y = x W^T + b for x (T, I), weight (O, I) and bias (O): (T, O). Matrices that lie in the memory of
+ * the kernel (kernel.js) are multiplied there, all others here. */
 lm.linear = function (x, weight, bias) {
   const [O, I] = weight.shape;
-  const T = x.length / I;
-  const w = weight.data;
-  const y = new x.constructor(T * O);
-  for (let t = 0; t < T; t++) {
-    for (let o = 0; o < O; o++) {
-      let [a, b, c, d] = [0, 0, 0, 0];
-      for (let i = t * I, j = o * I; i < (t + 1) * I; i += 4, j += 4) {
-        a += x[i] * w[j];
-        b += x[i + 1] * w[j + 1];
-        c += x[i + 2] * w[j + 2];
-        d += x[i + 3] * w[j + 3];
-      }
-      y[t * O + o] = a + b + c + d + (bias ? bias.data[o] : 0);
-    }
-  }
+  const y = new x.constructor((x.length / I) * O);
+  const multiply = lm.kernel?.of(weight) ?? lm.multiply;
+  multiply(x, weight, y);
+  if (bias) for (let j = 0; j < y.length; j += O) for (let o = 0; o < O; o++) y[j + o] += bias.data[o];
   return y;
+};
+
+/* y = x W^T. Four sums at a time: a processor need not wait for one addition before it begins the next. */
+lm.multiply = function (x, { shape: [O, I], data: w }, y) {
+  const fours = I - (I % 4);
+  for (let n = 0; n < y.length; n++) {
+    const [from, row] = [Math.floor(n / O) * I, (n % O) * I];
+    let [a, b, c, d] = [0, 0, 0, 0];
+    for (let i = 0; i < fours; i += 4) {
+      a += x[from + i] * w[row + i];
+      b += x[from + i + 1] * w[row + i + 1];
+      c += x[from + i + 2] * w[row + i + 2];
+      d += x[from + i + 3] * w[row + i + 3];
+    }
+    for (let i = fours; i < I; i++) a += x[from + i] * w[row + i];
+    y[n] = a + b + c + d;
+  }
 };
 
 /* The rows of a table (V, C) that ids (T) name: (T, C). */

@@ -17,7 +17,9 @@ lm.shipped = function (name) {
     const bytes = Uint8Array.from(atob(weights), (letter) => letter.charCodeAt(0));
     const tensors = lm.readSafetensors(bytes.buffer);
     const kind = config.model_type === "qwen2" ? lm.Qwen2ForCausalLM : lm.GPT2LMHeadModel;
-    built[name] = { model: new kind(config, tensors), tokenizer: new lm.Tokenizer(tokenizer) };
+    const model = new kind(config, tensors);
+    lm.kernel?.place(model.tensors);
+    built[name] = { model, tokenizer: new lm.Tokenizer(tokenizer) };
     delete received[name];
   }
   return built[name];
