@@ -61,6 +61,8 @@ def taken(
         value.grad = before
     for n in range(1, steps + 1):
         result = function(listed, loss, lr)
+        if result is None:
+            raise TypeError("the result is None: is there a return statement?")
         if isinstance(result, Value):
             raise TypeError("the result is a Value; it must be a plain number")
         results[f"the result of step {n}"] = result

@@ -95,13 +95,14 @@ def judged(function: Callable[..., Any], root: Watched) -> dict[str, str]:
     if strange := [value for value in order if not isinstance(value, Watched)]:
         raise TypeError(f"the result must hold values only; it holds a {type(strange[0]).__name__}")
     place = {value: i for i, value in reversed([*enumerate(order)])}  # the first one
-    early = [v for v in place if any(place.get(p, -1) > place[v] for p in parents[v])]
+    early = [v for v in place if any(place.get(p, -1) > place[v] for p in parents.get(v, ()))]
     changed = [v for v in parents if v.kept != parents[v] or v.grad]
     return {
         "what is missing": names([v for v in parents if v not in place]),
         "what is there more than once": names([v for v in place if order.count(v) > 1])
         if len(place) < len(order)
         else "nothing",
+        "what does not belong there": names([v for v in place if v not in parents]),
         "what comes before one of its parents": names(early),
         "what was changed": names(changed),
         "Python's limit of calls": "as it was" if after == limit else "changed",
@@ -307,6 +308,11 @@ WRONG = [
      {BODY: EARLY.replace("in value.parents", "in reversed(value.parents)")}, LAST),
     ("Python's limit is raised, and stays so",
      {BODY: "    import sys\n\n    sys.setrecursionlimit(100_000)\n" + CALLS}, LONG),
+    ("a list that a call leaves behind is there in the next one",
+     {BODY: CALLS.replace("    order = []\n\n    def add(value):",
+                          "    def add(value, order=topological_order.__dict__.setdefault('kept', "
+                          "[])):").replace("add(root)", "order = topological_order.kept\n    "
+                                           "add(root)")}, SMALL),
     ("equal numbers are taken for the same value",
      {"parent not in done": "parent.data not in done",
       "value not in done": "value.data not in done",

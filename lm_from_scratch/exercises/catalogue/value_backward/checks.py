@@ -153,6 +153,8 @@ WRONG = [
     ("the slope of tanh with a plus", {BEND: "(1 + y * y,)"}, BENT),
     ("the slope of tanh is tanh, as if it were exp", {BEND: "(y,)"}, BENT),
     ("the slope of tanh is always 1", {BEND: "(1.0,)"}, BENT),
+    ("tanh remembers no parent: slopes end there", {f"Value(y, (self,), {BEND})": "Value(y)"},
+     BENT),
     ("the slope that comes from behind is not multiplied in", {ADD: "parent.grad += slope"}, CHAIN),
     ("slopes along a way are added, not multiplied",
      {ADD: "parent.grad += slope + value.grad"}, TIMES),
