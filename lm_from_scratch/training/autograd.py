@@ -9,6 +9,7 @@ children have done so. (Baydin et al., *Automatic differentiation in machine lea
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Self
 
@@ -41,7 +42,8 @@ class Value:
 
     def __pow__(self, power: "Value | float") -> "Value":
         """Raises ``TypeError`` for a power that is a ``Value``, ``ValueError`` below 0 for a
-        power that is not a whole number."""
+        power that is not a whole number, ``ZeroDivisionError`` at 0 for a power below 1 other
+        than 0 (the root of 0 exists, but has no slope)."""
         if isinstance(power, Value):
             raise TypeError(f"the power must be a number, not {power}")
         if self.data < 0 and power != int(power):
@@ -109,7 +111,7 @@ def dot(a: Sequence[Value], b: Sequence[Value]) -> Value:
     if len(a) != len(b):
         raise ValueError(f"dot of {len(a)} and {len(b)} values: the lengths must be equal")
     x, y = [value.data for value in a], [value.data for value in b]
-    return Value(sum(map(float.__mul__, x, y)), (*a, *b), (*y, *x))
+    return Value(sum(map(operator.mul, x, y)), (*a, *b), (*y, *x))
 
 
 def topological_order(root: Value) -> list[Value]:

@@ -81,6 +81,8 @@ def test_a_dot_product_is_the_sum_of_products():
     assert [v.grad for v in same] == [4.0, 6.0]
     with pytest.raises(ValueError, match="dot of 2 and 3 values"):
         dot(a[:2], b)
+    same[0].data = 4  # a whole number, set by hand
+    assert dot(same, same).data == 25
 
 
 def test_slopes_of_a_leaf_add_up_and_those_of_a_result_do_not():
@@ -113,3 +115,6 @@ def test_what_has_no_slope_is_refused():
         Value(-2.0) ** 0.5
     with pytest.raises(TypeError, match="the power must be a number"):
         Value(2.0) ** Value(2.0)
+    for of_zero in (lambda x: 1 / x, lambda x: x**0.5):
+        with pytest.raises(ZeroDivisionError):
+            of_zero(Value(0.0))
