@@ -642,7 +642,7 @@ def test_a_link_with_wrong_numbers_is_corrected(
 
 def test_tokens_a_second_with_the_page_drawn(visit: Visitor, server: str) -> None:
     """At least a sixth of what the model alone gives on the same machine, whose other core may be
-    at work: on a quiet one 150 and more."""
+    at work: on a quiet one 400 and more."""
     page = started(visit(), server, "next", "text=Return+the+number+of&top_k=40&seed=1")
     rates = page.evaluate(
         """async () => {

@@ -15,13 +15,13 @@ lm.widgets.kernel = function (place, { model, tokenizer }) {
     model.forward([1], { cache });
   };
   const tasks = [
-    { name: `the largest matrix, ${O} by ${I}`, unit: "products", work: () => lm.linear(x, head) },
-    { name: "a whole token", unit: "tokens", work: token },
+    { name: `The largest matrix, ${O} by ${I}`, work: () => lm.linear(x, head) },
+    { name: "The whole model, for one token", work: token },
   ].map((task) => ({ ...task, bars: ["plain JavaScript", "kernel"].map((way) => lm.bar(way, 0, "")) }));
 
   const go = lm.workButton("Measure here", run);
   place.append(lm.element("div", { class: "live-buttons" }, go),
-    ...tasks.flatMap(({ name, unit, bars }) => [lm.element("p", {}, `${unit} a second, ${name}:`), lm.bars(...bars)]),
+    ...tasks.flatMap(({ name, bars }) => [lm.element("p", {}, `${name}, times a second:`), lm.bars(...bars)]),
     place.querySelector(".live-status"));
   go.disabled = !kernel;
   controls.say(kernel ? `The kernel has ${kernel.bytes.length} bytes. Measuring takes four seconds.`
