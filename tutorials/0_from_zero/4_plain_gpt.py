@@ -70,30 +70,29 @@ ax.legend(frameon=False)
 plt.show()
 
 # %%
-# Untrained, it babbles. The counts do not know how long a word is. The trained GPT does, and you can say much of what it
-# invents.
+# The untrained GPT babbles. Trained, it writes words that you can often pronounce, and of the right length.
 #
-# The curve is its mean *surprise* at each letter, and falls while it reads 800 words. The dot is its surprise at *new words*,
-# which neither program has read. The dashed line is what the counts reach there. The dotted line is what they reach if they
-# look back two letters, the best of all tables in the last lesson. The GPT does better.
+# The curve is its mean *surprise* at each letter, while the GPT reads 800 words. The dot is its surprise at *new words*, which
+# neither program has read. The lines are what the counts reach there, looking back one letter or two. Lower is better.
 #
-# All words come from Python's manual, and have 4 to 7 letters, so that training takes seconds. The GPT is made of Python lists
-# and of ``Value``, from `the first lesson <1_autograd.ipynb>`_.
+# It writes as all GPTs do: from the letters so far it computes a probability for each possible next letter, draws one,
+# appends it, and begins again. This page builds the step from letters to probabilities, with lists and the ``Value``
+# of `the first lesson <1_autograd.ipynb>`_. (All words are from Python's manual.)
 #
 # Letters become lists
 # --------------------
 #
-# A network computes with numbers. So each letter gets a list of 12 numbers, its *embedding*. It matters where a letter stands,
-# too, so each of 8 places (the dot, then up to 7 letters) also gets such a list. All of them
-# begin at random near 0, and training will change them.
+# A network computes with numbers. So each letter gets a list of 12 numbers, its *embedding*. Each of 8 places in a word (the
+# dot, then up to 7 letters) also gets one. All begin at random near 0, and training will change them.
 #
-# Lists of one length, one below another, are a *matrix*. This GPT is nine of them:
+# Lists of one length, one below another, are a *matrix*. This GPT is nine of them: the lists of the letters, those of the
+# places, and seven that get their jobs below.
 
 from lm_from_scratch.training.autograd import Value, dot
 
 rng = random.Random(0)
 rng.shuffle(words)
-V, T, C, D = 27, 8, 12, 4  # letters and dot, places, list, part of a list
+V, T, C, D = 27, 8, 12, 4  # symbols, places, numbers in a list, in a part
 
 
 def matrix(rows, columns):
@@ -108,14 +107,23 @@ parameters = [p for rows in model.values() for row in rows for p in row]
 
 assert len(parameters) == 1608 and len(model) == 9
 assert len(letters) == V and max(map(len, words)) + 1 == T
+assert [
+    [
+        word[word.index(pair) + 2] in "aeiou"
+        for word in words
+        if pair in word[:-1]
+    ].count(vowel)
+    for pair in ("qu", "su")
+    for vowel in (True, False)
+] == [12, 0, 3, 20]
 
 # %%
-# That makes 1,608 parameters. To compute with them we need three tools:
+# That makes 1,608 parameters: the dials that training turns. We compute with four tools:
 #
-# * ``linear`` multiplies a list with a row of a matrix, number by number, and adds up. The sums of all rows are a new list.
-#   (``dot`` makes a single ``Value`` of such a sum, which is faster.)
-# * ``norm`` makes a list louder or softer, until the mean of its squares is 1. So none drowns the others.
-# * ``softmax`` makes probabilities of scores, as in the last lesson.
+# * ``dot`` multiplies two lists number by number, and adds up: (1, 2) and (3, 4) give 3 + 8 = 11.
+# * ``linear`` makes a new list from a list: its ``dot`` with each row of a matrix.
+# * ``norm`` scales a list until the mean of its squares is 1, so that no list drowns out the others.
+# * ``softmax`` turns scores into probabilities, as in the last lesson.
 
 
 def linear(x, rows):
@@ -133,6 +141,7 @@ def softmax(scores):
     return [power * share for power in powers]
 
 
+assert dot([Value(1), Value(2)], [Value(3), Value(4)]).data == 11
 assert math.isclose(
     fmean(x.data**2 for x in norm([*map(Value, (30, -40, 10))])),
     1,
@@ -143,15 +152,19 @@ assert math.isclose(
 # Each letter asks, earlier letters answer
 # ----------------------------------------
 #
-# A table that looks back far needs more words than there are. *Attention* does without a table. Each letter makes three lists
-# from its own, as for a search in a library:
+# What follows ``u``? After *qu*, a vowel in 12 of 12 words. After *su*, in 3 of 23. So ``u`` must find out what came before
+# it, by *attention*. Each letter makes three lists from its own, with three matrices, as in a library:
 #
 # * a *query*: what it looks for;
 # * a *key*, like the title of a book: what it can be found by;
 # * a *value*, like the pages: what it has to tell. (Not the class ``Value``.)
 #
-# ``dot`` compares the query with the key of an earlier letter: the better they fit, the higher the score. Softmax turns the
-# scores of all keys into *weights*, which sum to 1. The answer is all the values, each times its weight, added up.
+# The ``dot`` of a query and a key is high if both are large, with the same signs, in the same places: they fit. Softmax turns
+# such scores into *weights*, which sum to 1. The answer mixes the values: with weights 0.9 and 0.1, nine parts of one to one of
+# the other.
+#
+# The 12 numbers are shared among three *heads*, four each, so a letter asks three questions at once. The matrix ``output``
+# mixes the three answers.
 
 
 def attention(x, past):
@@ -169,18 +182,14 @@ def attention(x, past):
 
 # %%
 # ``past`` is the notebook of a word: each letter writes into it when its turn comes. So a letter can ask itself and those
-# before it, but none after it. They are not there yet.
-#
-# The 12 numbers are shared among three *heads*. Each has 4 of them, so a letter asks three questions at once. The matrix
-# ``output`` mixes the answers. (A sum of more products tends to be larger. Dividing by the root of their number, here 2, makes
-# up for that.)
+# before it. Later ones are not there yet. (``D**0.5``, here 2, keeps scores small when parts are long.)
 #
 # The whole model
 # ---------------
 #
-# In attention, letters hear about each other. Then each works on its own. The *MLP* (multi-layer perceptron) is a network as in
-# `lesson 2 <2_line_and_bend.ipynb>`_: lines, bends, and sums of them. Both results are *added* to the letter's list, so what was
-# in it stays. The last matrix makes 27 scores of the list: one for each letter that may come next, and for the dot.
+# In attention, letters hear from each other. Then each works on its own, in an *MLP* (multi-layer perceptron): lines, bends,
+# and sums of them, as in `lesson 2 <2_line_and_bend.ipynb>`_. Both results are *added* to the letter's list, so what
+# was in it stays. The last matrix, ``lm_head``, turns the list into 27 scores: one for each symbol that may come next.
 
 
 def add(x, y):
@@ -196,7 +205,7 @@ def gpt(letter, place, past):
 
 
 # %%
-# That is a GPT. To invent a word, draw a letter by its probability, give it to the model, and draw the next one.
+# That is a GPT. Let it write:
 
 
 def invent():
@@ -213,9 +222,12 @@ print(*[invent() for _ in range(10)])
 # Downhill
 # --------
 #
-# Training is what it was before: read a word, let ``backward`` find all slopes of its mean surprise, take a step downhill. A
-# single word says little about all others, so each step goes a bit astray. The learning rate falls from 0.5 to 0; with small
-# steps at the end, these errors average out.
+# It babbles. But every word is full of questions with known answers. What follows the start of *cat*? ``c``. What follows
+# ``c``? ``a``. At the end: the dot. The loss is the model's mean surprise at these answers. ``backward`` finds its slope
+# for each of the 1,608 parameters, and each moves a little downhill.
+#
+# Then comes the next word. One word says little about others. So the learning rate falls from 0.5 to 0, and errors average
+# out.
 
 
 def surprises(word, deaf=False):  # deaf: for later
@@ -254,7 +266,7 @@ for recorded, mean in zip(
     assert abs(recorded - mean) < 0.3
 
 # %%
-# It has: it beats the counts, though it read 800 words, each once. They had all, more than 900.
+# It has: it beats the counts, which had more than 900 words. It read 800, each once.
 #
 # Whom does it ask?
 # -----------------
@@ -271,7 +283,8 @@ from lm_from_scratch.drawings.attention import query_steps
 query_steps(".qu", q[-1], k, v, compared=1)
 
 # %%
-# Nobody told the head what to look for. Training moved its parameters until the answers helped to guess.
+# Most of its weight goes to ``q``. Nobody told the head what to look for: training moved its parameters until the answers
+# helped to guess.
 #
 # **Predict first.** Now we make the trained GPT *deaf*: each letter finds an empty notebook and can ask only itself. How large
 # is the surprise at new words?
@@ -283,17 +296,22 @@ query_steps(".qu", q[-1], k, v, compared=1)
 deaf_loss = fmean(s.data for word in new_words for s in surprises(word, True))
 print(f"GPT {gpt_loss:.2f}, deaf GPT {deaf_loss:.2f}")
 
+assert 0.6 < (
+    math.exp(sum(a * b for a, b in zip(q[-1], k[1])) / 2)
+    / sum(math.exp(sum(a * b for a, b in zip(q[-1], key)) / 2) for key in k)
+)
+
 assert gpt_loss + 0.02 < deaf_loss < 2.7
 assert round(math.log(27), 1) == 3.3
 
 # %%
-# Larger, but far below a blind guess: the GPT still knows the letter and its place. The rest came from earlier letters.
+# Larger, but far below a blind guess: it still knows the letter and its place. The rest came from earlier letters.
 #
 # The same in torch
 # -----------------
 #
-# PyTorch computes with whole matrices at once. Here is our model in it, with the same random numbers at the start. It sees all
-# letters of a word together, so it must be told that none may ask a later one: ``is_causal``.
+# The GPT is complete. (If PyTorch is new to you, skip the code up to *And GPT-2?*) Here is our model in it, with the same
+# random start. It sees all letters of a word together, so ``is_causal`` says that none may ask a later one.
 
 import torch
 import torch.nn.functional as F
@@ -319,8 +337,8 @@ def torch_gpt(ids):  # a letter's id is its index in letters
 # **Predict first.** It learns from the same 800 words. How far from ours is its loss, at the worst of the 800 steps?
 #
 # * The two agree to nine digits or more.
-# * They differ in the third digit: tiny differences grow from step to step.
-# * They have little in common: torch trains in its own way.
+# * They differ in the third digit: tiny differences grow.
+# * They have little in common.
 
 torch_losses = []
 for lr, word in zip(rates, words):
@@ -337,7 +355,7 @@ print(f"largest difference in 800 steps: {max(gaps):.0e}")
 assert max(gaps[:20]) < 1e-12 and max(gaps) < 1e-9
 
 # %%
-# The two agree to nine digits or more. Both do the same sums, in another order, and only rounding differs. But torch is faster.
+# The two agree to nine digits or more. They do the same sums in another order, so only rounding differs. But torch is faster.
 # One word, forward and back, takes:
 
 from time import process_time
@@ -352,12 +370,12 @@ for name, run in (
     )
 
 # %%
-# And these matrices are only 12 by 12. The larger they are, the more torch gains.
+# These matrices are only 12 by 12. Larger ones gain more.
 #
 # And GPT-2?
 # ----------
 #
-# More of the same:
+# More of the same. ChatGPT is still more, and was then trained to answer.
 
 from lm_from_scratch.models.gpt2 import SIZES
 
@@ -373,16 +391,15 @@ assert 51283 * 768 + 12 * (12 * 768 + 13) * 768 == 124_439_808
 
 # %%
 # A *block* is attention and MLP, the three middle lines of ``gpt``. In GPT-2 many follow each other. It reads pieces of words,
-# its MLP is wider, its bend is rounder, and it adds some biases. The rest of `its code <../1_gpt2/2_gpt2.ipynb>`_ you know:
+# its MLP is wider, its bend is rounder, and it adds some biases. In `its code <../1_gpt2/2_gpt2.ipynb>`_ you know:
 #
 # * ``wte`` and ``wpe`` are ``letter`` and ``place``.
 # * ``c_attn`` is ``query``, ``key`` and ``value``; the ``c_proj`` after it is ``output``.
-# * ``cache.update`` is ``past.append``, and ``attend`` is the loop over the heads.
-# * In the MLP, ``c_fc`` is ``mlp_in``, and ``c_proj`` is ``mlp_out``.
+# * ``cache.update`` is ``past.append``; ``attend`` loops over the heads.
 # * ``ln_1``, ``ln_2`` and ``ln_f`` are the three calls of ``norm``.
 #
-# A whole GPT without libraries is Andrej Karpathy's idea. His `microgpt
-# <https://karpathy.github.io/2026/02/12/microgpt/>`_ learns names in 200 lines, and you can read all of them now.
+# A whole GPT without libraries is Andrej Karpathy's idea. You can now read all 200 lines of his `microgpt
+# <https://karpathy.github.io/2026/02/12/microgpt/>`_.
 #
 # Exercises
 # ---------
@@ -394,7 +411,7 @@ assert 51283 * 768 + 12 * (12 * 768 + 13) * 768 == 124_439_808
 # Summary
 # -------
 #
-# * A GPT gives each letter a list of numbers, adds what attention and an MLP make of it, and turns the sum into scores for the
-#   next letter.
+# * A GPT turns each letter into a list, adds what attention and an MLP make of it, and turns the sum into probabilities of the
+#   next letter. It draws one, and begins again.
 # * In attention, a query is compared with the keys of earlier letters, and the answer mixes their values.
-# * Plain Python and torch do the same sums. GPT-2 is more of the same.
+# * It learns by guessing each next letter of real text: surprise, slopes, a small step, and the next word.
