@@ -390,15 +390,15 @@ assert 51283 * 768 + 12 * (12 * 768 + 13) * 768 == 124_439_808
 
 # %%
 # A *block* is attention and MLP, the three middle lines of ``gpt``. In GPT-2 many follow each other. It reads pieces of words,
-# its MLP is wider, its bend is rounder, and it adds some biases. In `its code <../1_gpt2/2_gpt2.ipynb>`_ you know:
+# its MLP is wider, its bend is rounder, and it adds biases. In `its code <../1_gpt2/2_gpt2.ipynb>`_ you know:
 #
-# * ``wte`` and ``wpe`` are ``letter`` and ``place``.
+# * ``wte`` and ``wpe`` are ``letter`` and ``place``; ``wte`` also ``lm_head``.
 # * ``c_attn`` is ``query``, ``key`` and ``value``; the ``c_proj`` after it is ``output``.
 # * ``cache.update`` is ``past.append``; ``attend`` loops over the heads.
-# * ``ln_1``, ``ln_2`` and ``ln_f`` are the three calls of ``norm``.
+# * ``ln_1``, ``ln_2`` and ``ln_f`` are the three calls of ``norm``, after subtracting the mean.
 #
-# A whole GPT without libraries is Andrej Karpathy's idea. You can now read all 200 lines of his `microgpt
-# <https://karpathy.github.io/2026/02/12/microgpt/>`_.
+# A whole GPT without libraries is Andrej Karpathy's idea: `microgpt
+# <https://karpathy.github.io/2026/02/12/microgpt/>`_, in 200 lines.
 #
 # Exercises
 # ---------

@@ -5,8 +5,8 @@
 # all of them add up, and then moves the parameters once: that is a *round*. After a round the parameters agreed with those
 # of PyTorch to the last digit, with any points and any learning rate.
 #
-# After two rounds they did not. The second move is too long, and so is the third. Somebody halved the learning rate. All
-# moves became half as long, and then the second one was too long again.
+# After two rounds they did not. The second move is too long, and so is the third. Somebody halved the learning rate. The
+# first move became half as long, and the second one was too long again.
 #
 # Find what is wrong, and write the function again. What holds for it:
 #
