@@ -179,8 +179,8 @@ lm.widgets.train = function (place, { texts }) {
     }
     if (step < 200 || recent() < run.frequent - 0.1) return "";
     return run.rates.at(-1) > 0.02
-      ? lm.t("It knows how frequent each character is, and nothing else: the steps are too long. Try a smaller learning rate.")
-      : lm.t("So far it knows how frequent each character is, and little else: its steps are short.");
+      ? lm.t("It knows at most how frequent each character is: the steps are too long. Try a smaller learning rate.")
+      : lm.t("So far it knows at most how frequent each character is: its steps are short.");
   }
 
   start();
