@@ -369,7 +369,7 @@ for name, run in (
     )
 
 # %%
-# These matrices are only 12 by 12. Larger ones gain more.
+# Larger matrices gain more.
 #
 # And GPT-2?
 # ----------
@@ -399,6 +399,10 @@ assert 51283 * 768 + 12 * (12 * 768 + 13) * 768 == 124_439_808
 #
 # A whole GPT without libraries is Andrej Karpathy's idea: `microgpt
 # <https://karpathy.github.io/2026/02/12/microgpt/>`_, in 200 lines.
+#
+# Train a GPT-2 here:
+#
+# .. live:: train
 #
 # Exercises
 # ---------
