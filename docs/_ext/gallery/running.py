@@ -25,6 +25,9 @@ from gallery import pages
 
 FOLDERS = {"examples_dirs": ["../tutorials"], "gallery_dirs": ["auto_tutorials"]}
 FILTERS = list(warnings.filters)  # those of the build, restored after each script
+#: Bytes that a worker may grow by before it is replaced and has to load everything anew. Most of it
+#: is modules that pages load: the 300 MB of joblib are reached every twenty pages.
+GROWTH = 1_000_000_000
 logger = logging.getLogger(__name__)
 
 
@@ -136,6 +139,16 @@ def finish(app: Any) -> None:
 
 
 def page(script: Path, target: Path, conf: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Run a page in a worker, which keeps what it has loaded for the next one.
+
+    The collector runs three times for each page, and would go through all modules of torch and
+    transformers. They and whatever is still alive are set aside first.
+    """
+    from joblib.externals.loky import process_executor
+
+    process_executor._MAX_MEMORY_LEAK_SIZE = GROWTH
+    gc.collect()
+    gc.freeze()
     return script, generate_file_rst(script.name, target, script.parent, conf)[-1]
 
 
