@@ -86,7 +86,7 @@ assert tuple(map(value, range(16))) == VALUES and value(7) == 6
 
 
 def e2m1(x):
-    step = 0.5 + 0.5 * (x.abs() >= 2) + (x.abs() >= 4)
+    step = x.abs().log2().floor().clamp(0, 2).exp2() / 2
     return (step * (x / step).round()).clamp(-6, 6)
 
 
@@ -102,7 +102,7 @@ def e2m1(x):
 def mxfp4(x):  # (..., K)
     block = x.unflatten(-1, (-1, 32))
     top = block.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    scale = 2 ** (top.log2().floor() - 2)  # the top becomes 4 to 8
+    scale = (top.log2().floor() - 2).exp2()  # the top becomes 4 to 8
     return (scale * e2m1(block / scale)).flatten(-2)
 
 
@@ -176,7 +176,7 @@ test = lines(held_out_questions("sort", 500))
 
 
 def straight(x, how):
-    return x + (how(x) - x).detach()
+    return x + (how(x.detach()) - x).detach()
 
 
 def rounded_linear(layer, how, what, x):
@@ -209,9 +209,9 @@ def int4(x):
 
 
 runs = product((mxfp4, nvfp4), ("weights", "activations", "both"))
-plain = [x.item() for x in answers(model, *test)]
 found = {}
 with torch.no_grad():
+    plain = [x.item() for x in answers(model, *test)]
     for how, what in [(int4, "weights"), *runs]:
         two = answers(in_four_bits(model, how, what), *test)
         found[how.__name__, what] = [x.item() for x in two]
@@ -329,7 +329,7 @@ def train(model, seed, steps=40, lr=2e-4):
         adamw.zero_grad()
         loss.backward()
         adamw.step()
-    return model
+    return model.requires_grad_(False)
 
 
 # %%
