@@ -146,9 +146,9 @@ text = torch.frombuffer(
 rows = text[: len(text) // 96 * 96].view(-1, 96)[:48]
 
 
-def trained(seed, weight, steps=120):
+def trained(seed, weight, steps=60):
     torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes, initializer_range=0.1))
     mtp = MTP(model, 3)
     draw = torch.Generator().manual_seed(seed)
     parameters = [*model.parameters(), *mtp.parameters()]
