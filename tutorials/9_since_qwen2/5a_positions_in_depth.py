@@ -288,7 +288,7 @@ train, held_out = (
     torch.tensor([min(b, 127) for text in part for b in text.text.encode()])
     for part in load_split(["reference"], held_out=0.05)
 )
-tests = held_out.unfold(0, 257, 32)[:128]  # (B, 257)
+tests = held_out.unfold(0, 257, 32)[:64]  # (B, 257)
 
 
 def reader(kind, seed):
@@ -312,7 +312,7 @@ def reader(kind, seed):
     with torch.no_grad():
         logits = torch.cat([model(part) for part in tests[:, :-1].split(64)])
     loss = F.cross_entropy(logits.mT, tests[:, 1:], reduction="none")
-    return loss.view(128, 8, 32).mean((0, 2))
+    return loss.view(64, 8, 32).mean((0, 2))
 
 
 kinds = ("all", "half of the features")
