@@ -71,25 +71,32 @@ def distillation_loss(
     and a ``share`` outside [0, 1].
     """
     _SHARE.check("share", {"share": share})
+    _check(student, teacher, temperature)
     labels = causal_lm_loss(student, targets)
+    if share == 0:  # the divergence may be infinite
+        return labels
     counts = targets != IGNORE
     imitation = divergence(student[counts], teacher[counts], temperature)
     imitation = imitation.sum() / max(len(imitation), 1)
-    if share in (0, 1):  # the other one may be infinite
-        return imitation if share else labels
+    if share == 1:  # so may the labels' loss
+        return imitation
     return share * imitation + (1 - share) * labels
 
 
-def distributions(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The log-probabilities (..., V) of ``student`` and ``teacher`` logits (..., V) at a
-    temperature; the teacher's without a gradient. Raises ``ValueError`` for shapes that differ, and
-    a ``temperature`` that is not positive."""
+def _check(student: Tensor, teacher: Tensor, temperature: float) -> None:
     require(Positive, temperature=temperature)
     if student.shape != teacher.shape:
         raise ValueError(
             f"the student's logits have shape {tuple(student.shape)}, the teacher's "
             f"{tuple(teacher.shape)}; both need the same tokens and vocabulary"
         )
+
+
+def distributions(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The log-probabilities (..., V) of ``student`` and ``teacher`` logits (..., V) at a
+    temperature; the teacher's without a gradient. Raises ``ValueError`` for shapes that differ, and
+    a ``temperature`` that is not positive."""
+    _check(student, teacher, temperature)
     work = torch.promote_types(torch.promote_types(student.dtype, teacher.dtype), torch.float32)
     log_q = (student.to(work) / temperature).log_softmax(dim=-1)
     return log_q, (teacher.detach().to(work) / temperature).log_softmax(dim=-1)
