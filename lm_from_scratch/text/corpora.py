@@ -17,6 +17,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -69,6 +70,11 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def docstrings() -> list[Document]:
     """Every docstring of the standard library, below the signature that it describes."""
+    return list(_docstrings())
+
+
+@cache  # to parse the library takes seconds
+def _docstrings() -> tuple[Document, ...]:
     documents: list[Document] = []
 
     def visit(node: ast.AST, name: str, module: str) -> None:
@@ -86,7 +92,7 @@ def docstrings() -> list[Document]:
 
     for module, source in _modules():
         visit(ast.parse(source), module, module)
-    return documents
+    return tuple(documents)
 
 
 def source() -> list[Document]:

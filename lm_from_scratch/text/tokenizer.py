@@ -91,7 +91,8 @@ def apply_merges(word: str, merges: Iterable[Pair]) -> tuple[str, ...]:
     """Encode one word: apply the merges in the order in which they were learned."""
     pieces: tuple[str, ...] = tuple(word)
     for pair in merges:
-        pieces = merge_pair(pieces, pair)
+        if pair[0] in pieces:  # most merges are made of other words' pieces
+            pieces = merge_pair(pieces, pair)
     return pieces
 
 
