@@ -165,8 +165,8 @@ drawings.lines(pieces, pieces, weights.tolist())
 # -------
 #
 # The MLP (multilayer perceptron) works on what attention has brought. It makes each vector four times as wide,
-# applies GELU to each number, and goes back to C numbers. GELU keeps large numbers and turns negative ones into
-# almost 0, so each of the 4C numbers acts as a switch.
+# `bends <../0_from_zero/2_line_and_bend.ipynb>`_ each number by GELU, and goes back to C numbers. GELU keeps large
+# numbers and turns negative ones into almost 0, so each of the 4C numbers acts as a switch.
 
 
 def mlp(h, i):

@@ -154,10 +154,10 @@ assert round(math.log(4096), 1) == 8.3 and round(math.log(50257), 1) == 10.8
 # Downhill, one step at a time
 # ----------------------------
 #
-# How does a model know which numbers to change? Take one *weight*, one of the 2.1 million numbers, and move it away
-# from its place: the loss rises. To get back, feel which way is downhill and take a step, like a hiker in fog.
-# The slope under your feet is the *gradient*: how much the loss would grow if the weight grew a little.
-# (The weights of attention are something else: they are computed anew for each text.)
+# A model finds its numbers as a `line finds its points <../0_from_zero/2_line_and_bend.ipynb>`_. Take one *weight*, one
+# of the 2.1 million numbers, and move it away from its place: the loss rises. The *gradient* says how much it would grow
+# if the weight grew a little, so a step the other way leads back. (The weights of attention are something else: they
+# are computed anew for each text.)
 
 rows = stream[: 8 * 65].view(8, 65)
 bias = trained.transformer.ln_f.bias  # 128 weights; we move one
@@ -190,7 +190,7 @@ assert heights[0] - heights[-1] > 0.95 * (heights[0] - min(hill.values()))
 # short by themselves. This is *gradient descent*. Training takes such a step for all weights at once.
 #
 # ``backward`` computes `all slopes in one go <../0_from_zero/1_autograd.ipynb>`_. *AdamW* turns
-# them into steps. Unlike the hiker's, these do not shrink near the bottom: each weight moves by about ``lr``, the
+# them into steps. Unlike those of the picture, they do not shrink near the bottom: each weight moves by about ``lr``, the
 # *learning rate*, whatever its slope. `Chapter 7 <../7_optimizers/1_adamw.ipynb>`_ takes AdamW apart.
 
 
