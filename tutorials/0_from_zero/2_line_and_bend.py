@@ -24,8 +24,8 @@ zero.descending_line(hours, percent, start=100, lr=0.02, shown=[0, 1, 2, 3, 10])
 # The line is ``100 + a * hour``. Only the number ``a`` is learned. It says how many percent are gained in an hour, or
 # lost, if it is negative.
 #
-# The ball is the same line once more. The further left it lies, the more negative ``a`` is. The higher it lies, the
-# further the line is from the points. So learning is rolling downhill.
+# In the lower picture the ball stands for the line. The further left it lies, the more negative ``a`` is. The higher it
+# lies, the further the line is from the points. So learning is rolling downhill.
 #
 # A loss to roll down
 # -------------------

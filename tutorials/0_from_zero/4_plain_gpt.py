@@ -369,12 +369,12 @@ for name, run in (
     )
 
 # %%
-# Larger matrices gain more.
+# With larger matrices torch gains more.
 #
 # And GPT-2?
 # ----------
 #
-# More of the same. ChatGPT is still more, and was then trained to answer.
+# More of the same. ChatGPT is larger still, and was then trained to answer.
 
 from lm_from_scratch.models.gpt2 import SIZES
 
@@ -394,13 +394,12 @@ assert 51283 * 768 + 12 * (12 * 768 + 13) * 768 == 124_439_808
 #
 # * ``wte`` and ``wpe`` are ``letter`` and ``place``; ``wte`` also ``lm_head``.
 # * ``c_attn`` is ``query``, ``key`` and ``value``; the ``c_proj`` after it is ``output``.
-# * ``cache.update`` is ``past.append``; ``attend`` loops over the heads.
 # * ``ln_1``, ``ln_2`` and ``ln_f`` are the three calls of ``norm``, after subtracting the mean.
 #
 # A whole GPT without libraries is Andrej Karpathy's idea: `microgpt
 # <https://karpathy.github.io/2026/02/12/microgpt/>`_, in 200 lines.
 #
-# Train a GPT-2 here:
+# Train a GPT-2 here, on letters again (*frequencies alone* only counts single letters):
 #
 # .. live:: train
 #
