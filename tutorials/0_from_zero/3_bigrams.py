@@ -40,11 +40,11 @@ def invent(table):
     return word[1:-1]
 
 
-random.seed(96)
+random.seed(0)
 equal = {a: dict.fromkeys(letters, 1) for a in letters}
-print(f"{'from counts':16} blindly (at most 34 letters)\n")
+print(f"{'from counts':24} blindly (at most 34 letters)\n")
 for _ in range(8):
-    print(f"{invent(counts):16} {invent(equal)[:34]}")
+    print(f"{invent(counts):24} {invent(equal)[:34]}")
 
 fig, (ax,) = plot.figure(4.8, 4.9)
 ax.imshow(

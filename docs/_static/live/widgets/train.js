@@ -28,7 +28,7 @@ lm.widgets.train = function (place, { texts }) {
   const sample = lm.element("p", { class: "said live-sample" });
   const samples = lm.element("ol", { class: "live-rounds live-samples" });
   const field = controls.field(lm.t("A text of your own"), {}, 400, LONGEST);
-  controls.area.placeholder = lm.t("Or paste a text of your own: a story, songs, code.");
+  controls.area.placeholder = lm.t("Or paste a text of your own, of {least} characters or more: a story, songs, code.", { least: LEAST });
   place.append(
     lm.element("div", { class: "live-buttons" }, main, again),
     lm.element("div", { class: "live-sliders" }, rateSlider(), controls.slider(lm.t("random start"), "seed")),
