@@ -162,10 +162,11 @@ def write_text(page: Page, widget: str, text: str) -> None:
 
 
 def said(page: Page, widget: str, pattern: str) -> re.Match[str]:
-    status = page.locator(f"#live-{widget} .live-status")
-    expect(status).to_contain_text(re.compile(pattern), timeout=60_000)
-    match = re.search(pattern, status.inner_text())
-    assert match
+    """Waits for a message. (It may be replaced soon: it is read once each time.)"""
+    status, end = page.locator(f"#live-{widget} .live-status"), time.monotonic() + 60
+    while not (match := re.search(pattern, text := status.inner_text())):
+        assert time.monotonic() < end, text
+        page.wait_for_timeout(20)
     return match
 
 
@@ -328,6 +329,7 @@ def move_journey(page: Page) -> None:
         press(page, "move", block, exact=True)
         press(page, "move", "Try every token")
         expect(page.get_by_role("button", name="Try every token")).to_be_visible(timeout=60_000)
+        expect(tokens.filter(has_text=re.compile(r"\d %"))).to_have_count(tokens.count())
         shares = [int(re.findall(r"(\d+) %", text)[0]) for text in tokens.all_inner_texts()]
         best = max(range(len(shares)), key=shares.__getitem__)
         assert shares[best] > 90 and sorted(shares)[-2] < 30

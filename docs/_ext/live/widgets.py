@@ -86,7 +86,7 @@ def picture(node: live) -> pictures.Picture:
 def visit(self: Any, node: live) -> None:
     data = {f"data-{name}": node[name] for name in ("widget", "model", "prompt")}
     data |= {"data-starts": ""} if node["starts"] else {}
-    label = {"aria-label": _("A model that runs in this page")}
+    label = {"aria-label": str(INVITATIONS[node["widget"]])}  # a landmark: no two of one name
     self.body.append(self.starttag(node, "section", CLASS="live", **data, **label))
 
 
