@@ -26,6 +26,15 @@ def integer(g: Generator, low: int, high: int) -> int:
     return int(torch.randint(low, high, (), generator=g))
 
 
+def decimals(g: Generator, names: str, sizes: int = 12) -> dict[str, float]:
+    """A number for each letter of ``names``, with one digit after the point and either sign: none
+    near 0, no two of one size. There are so many ``sizes``, from 0.3 on."""
+    size = (3 + torch.randperm(sizes, generator=g)[: len(names)]) / 10
+    sign = 1 - 2 * integers(g, 0, 2, len(names))
+    numbers = [round(number, 1) for number in (size * sign).tolist()]
+    return dict(zip(names, numbers, strict=True))
+
+
 def scattered(x: Tensor) -> Tensor:
     """The same numbers in another order in memory: all axes the other way round; where that is
     their usual order, what is no number lies between them."""

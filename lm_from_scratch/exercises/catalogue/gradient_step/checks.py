@@ -7,7 +7,7 @@ import torch
 from torch import Generator
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integer, integers
+from lm_from_scratch.exercises.inputs import decimals, integer
 from lm_from_scratch.training.autograd import Value
 
 Numbers = dict[str, float]
@@ -83,12 +83,9 @@ def taken(
 
 def given(g: Generator, formula: str, names: str, parameters: str = "", **options: Any) -> Call:
     """Different numbers from -1.4 to 1.4 with one digit after the point, none of them near 0."""
-    sizes = (3 + torch.randperm(12, generator=g)[: len(names)]) / 10
-    signs = 1 - 2 * integers(g, 0, 2, len(names))
-    numbers = [round(number, 1) for number in (sizes * signs).tolist()]
     return call(
         formula=formula,
-        numbers=dict(zip(names, numbers, strict=True)),
+        numbers=decimals(g, names),
         parameters=parameters or names,
         **{"lr": integer(g, 2, 9) / 100} | options,
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Generator
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integers
+from lm_from_scratch.exercises.inputs import decimals, integers
 
 Numbers = dict[str, float]
 Steps = list[tuple[str, str, str, str]]
@@ -47,11 +47,8 @@ def slopes(function: Any, numbers: Numbers, steps: Steps) -> dict[str, Any]:
 
 def given(g: Generator, tape: str, names: str) -> Call:
     """Different numbers with one digit after the point, none of them near 0; steps as "c=a*b"."""
-    sizes = (3 + torch.randperm(20, generator=g)[: len(names)]) / 10  # 0.3 to 2.2
-    signs = 1 - 2 * integers(g, 0, 2, len(names))
-    numbers = [round(number, 1) for number in (sizes * signs).tolist()]
     steps = [(line[0], line[3], line[2], line[4]) for line in tape.split()]
-    return call(dict(zip(names, numbers, strict=True)), steps)
+    return call(decimals(g, names, 20), steps)
 
 
 def once(g: Generator) -> Call:

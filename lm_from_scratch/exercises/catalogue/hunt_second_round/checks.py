@@ -7,7 +7,7 @@ import torch
 from torch import Generator
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integer, integers
+from lm_from_scratch.exercises.inputs import decimals, integer
 from lm_from_scratch.training.autograd import Value
 
 Point = tuple[float, float]
@@ -98,13 +98,11 @@ LINE, BENT = "(a * x + b - y) ** 2", "(v * (w * x + b).tanh() - y) ** 2"
 
 def given(g: Generator, formula: str, names: str, n: int, rounds: int, **options: Any) -> Call:
     """Parameters and points with one digit after the point, the parameters not near 0."""
-    sizes = (3 + torch.randperm(12, generator=g)[: len(names)]) / 10
-    signs = 1 - 2 * integers(g, 0, 2, len(names))
-    numbers = [round(number, 1) for number in (sizes * signs).tolist()]
+    numbers = decimals(g, names)
     xs = [(i - (n - 1) / 2) / 2 + integer(g, 0, 3) / 10 for i in reversed(range(n))]
     return call(
         formula=formula,
-        numbers=dict(zip(names, numbers, strict=True)),
+        numbers=numbers,
         points=[(round(x, 2), integer(g, -20, 21) / 10) for x in xs],
         lr=integer(g, 2, 9) / 50,
         rounds=rounds,

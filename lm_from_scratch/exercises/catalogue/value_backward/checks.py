@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from lm_from_scratch.exercises.exercise import Call, Case, Exercise, call, planted
-from lm_from_scratch.exercises.inputs import integers
+from lm_from_scratch.exercises.inputs import decimals
 
 Numbers = dict[str, float]
 
@@ -86,10 +86,7 @@ def two_results(make: Any, program: str, numbers: Numbers) -> dict[str, Any]:
 
 def given(g: Generator, program: str, names: str = "ab") -> Call:
     """Different numbers with one digit after the point, none of them near 0."""
-    sizes = (3 + torch.randperm(12, generator=g)[: len(names)]) / 10  # 0.3 to 1.4
-    signs = 1 - 2 * integers(g, 0, 2, len(names))
-    numbers = [round(number, 1) for number in (sizes * signs).tolist()]
-    return call(program=program, numbers=dict(zip(names, numbers, strict=True)))
+    return call(program=program, numbers=decimals(g, names))
 
 
 def minus(g: Generator) -> Call:
