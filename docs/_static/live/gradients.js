@@ -24,8 +24,8 @@ lm.backward.linear = function (dy, x, weight, bias) {
   return dx;
 };
 
-/* Add a b to y, for a (R, K), b (K, C) and y (R, C). `steps` says how far apart neighbours of a lie, from
- * row to row and inside a row: a transposed matrix is the same array with the two changed.
+/* Add a b to y, for a (R, K), b (K, C) and y (R, C). `down` and `right` say how far apart neighbours of a
+ * lie, from row to row and inside a row: a transposed matrix is the same array with the two changed.
  *
  * Two rows and four columns at a time: eight sums of products of six numbers, which a processor holds
  * without writing them to memory. The rest, at the edges, is summed one by one. */

@@ -139,7 +139,6 @@
         linear(0, data.byteOffset, 4 * widest, 4 * I, 4 * (widest + O));
         y.set(all.subarray(widest, widest + O), t * O);
       }
-      return y;
     });
   }
 
