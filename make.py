@@ -430,8 +430,8 @@ def install_peers() -> None:
 
 
 def gpu() -> None:
-    """on a GPU: test, check and time every kernel, run the pages (PY=python3: that Python)"""
-    run(python(), "tests/benchmarks/run_gpu.py")
+    """on a GPU: time, test and check every kernel, run the pages (GPU="--minutes 12": in parts)"""
+    run(python(), "tests/benchmarks/run_gpu.py", *words("GPU"))
 
 
 def clean() -> None:

@@ -2,8 +2,9 @@
 
 On a CUDA device every row of :data:`ROWS` is timed at the size of a model, and the result is
 written to ``tutorials/gpu/measurements.json``, which the pages draw. Without one this says so and
-ends. ``--smoke`` runs each row once at a tiny size, by the interpreter too, compares it with
-PyTorch, and times and writes nothing.
+ends. A finished row is written at once, into ``build/gpu``: stop whenever you like, and go on with
+``--resume``. ``--smoke`` runs each row once at a tiny size, by the interpreter too, compares it
+with PyTorch, and times and writes nothing.
 
 A time is that of the GPU, between two events, from a cold cache: a gigabyte is written before each
 repetition, which empties the L2 cache and gives the host time to launch what follows. The roof is
@@ -57,6 +58,8 @@ if not CUDA:
 ROOT = Path(__file__).resolve().parents[2]
 REPETITIONS = 20
 FLUSH = 2**30  # bytes
+#: What is finished of a table.
+KEPT = ROOT / "build" / "gpu" / "times.json"
 
 Run = Callable[[], Any]
 Clock = Callable[[Run], float]
@@ -86,6 +89,7 @@ class Setting:
     smoke: bool
     device: str = "cuda" if CUDA else "cpu"
     dtype: torch.dtype = torch.bfloat16 if CUDA else torch.float32
+    compiles: bool = True
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,12 +106,12 @@ class Setting:
         return torch.randint(below, shape, generator=self.generator, device=self.device)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Compiling takes longer than a smoke run has."""
+        """Compiling takes most of the time of a row, and longer than a smoke run has."""
 
         def call(*given: Any) -> Any:  # a partial is no function to torch.compile
             return function(*given)
 
-        return None if self.smoke else torch.compile(call, dynamic=False)
+        return torch.compile(call, dynamic=False) if self.compiles and not self.smoke else None
 
     def liger(self, name: str) -> Callable[..., Any] | None:
         """A function of Liger-Kernel, where it is installed. One that it lacks fails when called,
@@ -566,8 +570,11 @@ def line_of(result: dict[str, Any], roof: GPU) -> str:
 PROMPT = 64
 
 
-def decode_rates(setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
-    """Tokens per second of Qwen2-0.5B with random weights, greedy, after a prompt."""
+def decode_rates(
+    setting: Setting, rates: list[dict[str, Any]], keep: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Tokens per second of Qwen2-0.5B with random weights, greedy, after a prompt. They are added
+    to those that ``rates`` has, and what could not be measured is returned."""
     from lm_from_scratch.checkpoint.architectures import build
     from lm_from_scratch.kernels.model import use_kernels_
     from lm_from_scratch.models.qwen2 import Qwen2Config
@@ -579,7 +586,9 @@ def decode_rates(setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
     kernels = copy.deepcopy(model)
     use_kernels_(kernels)
     n = setting.size(256, 3)
-    stored, problems = [], []
+    shape = "tiny" if setting.smoke else "Qwen2-0.5B"
+    known = {(rate["batch"], rate["implementation"]) for rate in rates}
+    problems = []
     for batch in (1, setting.size(16, 2)):
         idx = setting.ids(config.vocab_size, batch, setting.size(PROMPT, 5))
         runs: dict[str, Callable[[], list[float]]] = {
@@ -593,17 +602,19 @@ def decode_rates(setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
                     runs[label] = functools.partial(static, which, idx, n, graph)
             runs["transformers"] = functools.partial(transformers_rates, model, idx, n)
         for name, run in runs.items():
+            if (batch, name) in known:
+                continue
             try:
-                rates = run()
+                found = run()
             except Exception as error:
                 problems.append(f"decoding, {name}: {words(error)}")
                 continue
-            shape = "Qwen2-0.5B" if not setting.smoke else "tiny"
-            stored.append({"model": shape, "batch": batch, "implementation": name,
-                           "tokens_per_second": [round(rate, 1) for rate in rates]})  # fmt: skip
+            rates.append({"model": shape, "batch": batch, "implementation": name,
+                          "tokens_per_second": [round(rate, 1) for rate in found]})  # fmt: skip
+            keep()
             if not setting.smoke:
-                print(f"{shape}, batch {batch}: {statistics.median(rates):9.1f} tokens/s {name}")
-    return stored, problems
+                print(f"{shape}, batch {batch}: {statistics.median(found):9.1f} tokens/s {name}")
+    return problems
 
 
 def wait() -> None:
@@ -758,27 +769,48 @@ def store(path: Path, report: dict[str, Any]) -> None:
     os.replace(new, path)
 
 
+def started(path: Path, resume: bool) -> dict[str, Any]:
+    """A report without results; or, to go on, the one that is kept of this device and state of the
+    repository."""
+    about = provenance()
+    if resume and path.is_file():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["provenance"] | {"date": about["date"]} == about:
+            return kept
+        print(f"{path} is of another device or another state of the repository: it begins anew")
+    return {"provenance": about, "ceilings": {}, "results": [], "decoding": []}
+
+
 def run_rows(
-    setting: Setting, clock: Clock, names: Sequence[str], roof: GPU
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The results of the rows; what fails, in making a row too, does not stop the others."""
-    results: list[dict[str, Any]] = []
+    setting: Setting,
+    clock: Clock,
+    names: Sequence[str],
+    roof: GPU,
+    results: list[dict[str, Any]],
+    keep: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Adds the rows that ``results`` lacks, and keeps it after each. What fails, in making a row
+    too, does not stop the others, and is returned."""
+    known = {(result["kernel"], result["shape"]) for result in results}
     problems: list[str] = []
     for name in names:
         try:
             for row in ROWS[name](setting):
+                if (row.kernel, row.shape) in known:
+                    continue
                 torch.compiler.reset()
                 result, found = measure(row, clock)
                 problems += found
                 print(line_of(result, roof), flush=True)
                 if "kernel" in result["seconds"]:
                     results.append(result)
+                    keep()
                 del row
             if CUDA:
                 torch.cuda.empty_cache()
         except Exception as error:
             problems.append(f"{name}, kernel: {words(error)}")
-    return results, problems
+    return problems
 
 
 def smoke(setting: Setting, names: Sequence[str]) -> int:
@@ -788,19 +820,11 @@ def smoke(setting: Setting, names: Sequence[str]) -> int:
         for row in ROWS[name](setting):
             check_agreement(row)
             count += 1
-    rates, problems = decode_rates(setting) if list(names) == list(ROWS) else ([], [])
-    if problems:
+    rates: list[dict[str, Any]] = []
+    if problems := decode_rates(setting, rates) if list(names) == list(ROWS) else []:
         raise AssertionError("; ".join(problems))
     print(f"{count} rows agree with torch, {len(rates)} models decode")
     return count
-
-
-def finish(report: dict[str, Any], problems: Sequence[str], out: Path) -> None:
-    """Store a report; one that lacks a kernel does not take the place of a whole one."""
-    incomplete = failed(problems)
-    path = ROOT / "build" / FILE.name if incomplete else out
-    store(path, report)
-    print(f"incomplete, written to {path}, not to {out}" if incomplete else f"written to {path}")
 
 
 def failed(problems: Iterable[str]) -> bool:
@@ -808,39 +832,50 @@ def failed(problems: Iterable[str]) -> bool:
     return any(", kernel:" in problem or ", kernels:" in problem for problem in problems)
 
 
+def table(
+    setting: Setting, clock: Clock, names: Sequence[str], options: argparse.Namespace
+) -> list[str]:
+    """Times what is not kept yet. A whole table goes to its place; one that lacks a kernel, or what
+    is compiled, does not replace it. Returns what could not be measured."""
+    report = started(options.kept, options.resume)
+    about, keep = report["provenance"], functools.partial(store, options.kept, report)
+    found = report["ceilings"] = report["ceilings"] or ceilings(clock, setting)
+    print(about)
+    print(f"copy {found['copy'] / 1e12:.2f} TB/s, matmul {found['matmul'] / 1e12:.0f} TFLOP/s")
+    roof = GPU(about["device"], found["copy"], found["matmul"], found["matmul"])
+    problems = run_rows(setting, clock, names, roof, report["results"], keep)
+    if not options.only:
+        try:
+            problems += decode_rates(setting, report["decoding"], keep)
+        except Exception as error:
+            problems.append(f"decoding, kernels: {words(error)}")
+    whole = not (options.only or options.uncompiled or failed(problems))
+    if whole:
+        store(options.out, report)
+    print(f"written to {options.out}" if whole else f"kept in {options.kept}")
+    return problems
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="run everything once, tiny, untimed")
-    parser.add_argument("--only", nargs="+", choices=ROWS, help="time these; nothing is written")
-    parser.add_argument("--out", type=Path, default=ROOT / FILE)
+    parser.add_argument("--only", nargs="+", choices=ROWS, help="these rows, and no whole models")
+    parser.add_argument("--uncompiled", action="store_true", help="without torch.compile: minutes")
+    parser.add_argument("--resume", action="store_true", help="time what is not kept yet")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="gets each row when it is finished")
+    parser.add_argument("--out", type=Path, default=ROOT / FILE, help="gets a whole table")
     options = parser.parse_args(arguments)
     names = options.only or list(ROWS)
-    setting = Setting(options.smoke)
+    setting = Setting(options.smoke, compiles=not options.uncompiled)
     if options.smoke:
         smoke(setting, names)
         return
     if not CUDA:
         print("No CUDA device: kernels are timed on a GPU only, by `make gpu`.")
         return
-    clock = Events()
-    about = provenance()
-    found = ceilings(clock, setting)
-    print(about)
-    print(f"copy {found['copy'] / 1e12:.2f} TB/s, matmul {found['matmul'] / 1e12:.0f} TFLOP/s")
-    roof = GPU(about["device"], found["copy"], found["matmul"], found["matmul"])
-    results, problems = run_rows(setting, clock, names, roof)
-    rates: list[dict[str, Any]] = []
-    if not options.only:
-        try:
-            rates, missing = decode_rates(setting)
-            problems += missing
-        except Exception as error:
-            problems.append(f"decoding, kernels: {words(error)}")
+    problems = table(setting, Events(), names, options)
     for problem in problems:
         print("not measured:", problem)
-    if not options.only:
-        report = {"provenance": about, "ceilings": found, "results": results, "decoding": rates}
-        finish(report, problems, options.out)
     if failed(problems):
         sys.exit("a kernel could not be measured")
 

@@ -1,71 +1,133 @@
-"""Everything that only a GPU can show, in one command: `make gpu`.
+"""Everything that only a GPU can show, in one command: ``make gpu``.
 
-The kernel tests run compiled, the machine checks a small run for stray accesses and races, the
-pages print on the GPU what they printed on a CPU, every kernel is timed, and the notebooks are
-executed and compared. What needs a package that is not installed is skipped, and named.
+The times that matter most come first, in minutes; then the kernel tests run compiled, the pages
+print on the GPU what they printed on a CPU, every kernel is timed, the notebooks are executed and
+compared, and the machine checks a small run for stray accesses and races. What needs a package that
+is not installed is skipped, and named.
+
+A stage that has passed is written down at once in ``build/gpu``: the same command goes on from
+there, as long as device, versions and code are the same. ``--minutes 12`` begins no stage that may
+take longer than what is left, and ``--dry-run`` runs every stage on a CPU, tiny.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import hashlib
 import importlib.util
-import itertools
 import json
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "tutorials" / "gpu"
-#: What conftest.py imports; without them the tests that do not need it still run.
-OF_CONFTEST = ("hypothesis", "tokenizers", "safetensors", "tqdm")
+MEASUREMENTS = PAGES / "measurements.json"
+TESTS = ROOT / "tests" / "kernels"
+#: The rows of bench_kernels.py whose times matter most, in this order.
+MAIN = (
+    *("flash_attention", "linear_cross_entropy", "cross_entropy", "decoding", "int8", "matmul"),
+    *("rms_norm", "rope", "swiglu"),
+)
+#: What conftest.py imports, among others; without them the tests that do not need it still run.
+OF_MODELS = ("safetensors", "tokenizers", "tqdm")
+OF_CONFTEST = ("hypothesis", *OF_MODELS)
 OF_NOTEBOOKS = ("nbformat", "nbclient", "ipykernel", "sphinx_gallery", "matplotlib")
 
 
 @dataclass
 class Stage:
-    """A step: what it is called, the modules and programs it needs, and what runs it."""
+    """A command, what it needs (modules and programs), and the most seconds that it may take.
+
+    It has to run again where a file of ``reads`` has changed since it passed.
+    """
 
     name: str
-    needs: tuple[str, ...]
-    run: Callable[[], bool]
+    limit: float
+    words: Sequence[str | Path]
+    needs: Sequence[str] = ()
+    reads: Sequence[Path] = ()
+    variables: dict[str, str] = field(default_factory=dict)
 
     def missing(self) -> list[str]:
         return [n for n in self.needs if not (importlib.util.find_spec(n) or shutil.which(n))]
 
+    def run(self) -> str:
+        """``ok``, ``FAILED`` or ``TIMED OUT``. Nothing that it has started outlives it."""
+        print("$", *self.words, flush=True)
+        child = subprocess.Popen(
+            self.words, cwd=ROOT, env=environment(**self.variables), process_group=0
+        )
+        try:
+            return "FAILED" if child.wait(self.limit) else "ok"
+        except subprocess.TimeoutExpired:
+            return "TIMED OUT"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
 
 def environment(**variables: str) -> dict[str, str]:
-    """That of a child process: it finds the package, and draws without a screen."""
+    """That of a child: it finds the package, draws without a screen, and prints at once."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "MPLBACKEND": "agg", **variables}
+    of_all = {"PYTHONPATH": path, "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **of_all, **variables}
 
 
-def command(*words: str, **variables: str) -> Callable[[], bool]:
-    """A child process in the repository's root; it passes if it exits with 0."""
+def stages(folder: Path, dry: bool) -> list[Stage]:
+    """In the order of what is worth most. A dry run has all of them, tiny."""
+    python = sys.executable
+    bench = [python, "tests/benchmarks/bench_kernels.py", *(["--smoke"] if dry else [])]
+    kept = [*bench, "--resume", "--kept"]
+    notebooks = sorted(PAGES.glob("[12]_*.ipynb" if dry else "[0-9]*.ipynb"))
+    execute = [python, "docs/_ext", "gallery.gpu_notebooks", *(path.stem for path in notebooks)]
+    into = ["--into", folder / "notebooks"] if dry else []
+    nbval = [python, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", *notebooks]
+    of_nbval = ("pytest", "nbval", *OF_NOTEBOOKS, *OF_CONFTEST)
+    inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    check = ["compute-sanitizer", "--error-exitcode", "1", "--tool"]
+    smoke = [*bench[:2], "--smoke"]
+    of_check = ("compute-sanitizer", *OF_MODELS)
+    # Each tensor has memory of its own, so that a step beyond it leaves what may be touched.
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    main_times = [*kept, folder / "main_times.json", "--uncompiled", "--only", *MAIN]
+    scripts = [python, __file__, "--pages", *notebooks]
+    return [
+        Stage("main times", 240, main_times),
+        Stage("kernel tests", 240, kernel_tests(dry), ("pytest",)),
+        Stage("pages as scripts", 180, scripts, ("matplotlib", *OF_MODELS)),
+        Stage("times", 540, [*kept, folder / "times.json"], OF_MODELS),
+        Stage("notebooks", 300, [*execute, *into], OF_NOTEBOOKS, (MEASUREMENTS,)),
+        Stage("nbval", 300, nbval, of_nbval, (MEASUREMENTS,), inline),
+        Stage("memcheck", 300, [*check, "memcheck", *smoke], of_check, variables=alone),
+        Stage("racecheck", 300, [*check, "racecheck", *smoke], of_check),
+    ]
 
-    def run() -> bool:
-        print("$", " ".join(words), flush=True)
-        return subprocess.run(words, cwd=ROOT, env=environment(**variables)).returncode == 0
 
-    return run
-
-
-def kernel_tests() -> Callable[[], bool]:
+def kernel_tests(dry: bool) -> list[str | Path]:
     """Without what conftest.py imports, it and files with tiny models are left out, and named."""
-    files = sorted((ROOT / "tests" / "kernels").glob("test_kernels_*.py"))
-    options = ["-q"]
-    if any(importlib.util.find_spec(name) is None for name in OF_CONFTEST):
+    files = sorted(TESTS.glob("test_kernels_s*.py" if dry else "test_kernels_*.py"))
+    options: list[str | Path] = [sys.executable, "-m", "pytest", "-q"]
+    if not all(map(importlib.util.find_spec, OF_CONFTEST)):
         left_out = [path for path in files if "from tiny_models import" in path.read_text()]
         files = [path for path in files if path not in left_out]
         options.append("--noconftest")
         print("left out, they need tiny_models.py:", *(path.name for path in left_out))
-    names = [path.relative_to(ROOT).as_posix() for path in files]
-    return command(sys.executable, "-m", "pytest", *options, *names)
+    return [*options, *files]
+
+
+# -- pages as scripts ------------------------------------------------------------------------------
 
 
 def code_and_text(notebook: Path) -> tuple[str, str]:
@@ -74,12 +136,6 @@ def code_and_text(notebook: Path) -> tuple[str, str]:
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     printed = [o["text"] for cell in code for o in cell["outputs"] if o["output_type"] == "stream"]
     return "\n".join("".join(cell["source"]) for cell in code), "".join(map("".join, printed))
-
-
-def number_and_letter(page: Path) -> tuple[int, str]:
-    """The order of pages: 2, 6, 6a, 10."""
-    digits = "".join(itertools.takewhile(str.isdigit, page.name))
-    return int(digits), page.name
 
 
 def pages(notebooks: Iterable[Path]) -> bool:
@@ -92,84 +148,122 @@ def pages(notebooks: Iterable[Path]) -> bool:
             script = Path(folder, f"{notebook.stem}.py")
             script.write_text(code, encoding="utf-8")
             run = subprocess.run(
-                [sys.executable, script],
-                cwd=notebook.parent,
-                env=environment(),
-                capture_output=True,
-                text=True,
-            )
+                [sys.executable, script], cwd=notebook.parent, env=environment(),
+                capture_output=True, text=True,
+            )  # fmt: skip
+        verdict = "prints what is stored"
         if run.returncode:
             verdict = f"FAILED\n{run.stderr[-2000:]}"
         elif run.stdout != printed:
             verdict = f"prints something else than is stored:\n{run.stdout}"
-        else:
-            print(f"{notebook.stem}: prints what is stored", flush=True)
-            continue
-        good = False
+        good = good and run.returncode == 0 and run.stdout == printed
         print(f"{notebook.stem}: {verdict}", flush=True)
     return good
 
 
-def stages() -> list[Stage]:
-    python = sys.executable
-    sanitizer = ("compute-sanitizer", "--error-exitcode", "1", "--tool")
-    smoke = (python, "tests/benchmarks/bench_kernels.py", "--smoke")
-    nbval = (python, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "tutorials/gpu")
-    # Each tensor has memory of its own, so that a step beyond it leaves what may be touched.
-    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    of_models = ("safetensors", "tokenizers", "tqdm")
-    notebooks = sorted(PAGES.glob("[0-9]*.ipynb"), key=number_and_letter)
-    return [
-        Stage("kernel tests", ("pytest",), lambda: kernel_tests()()),
-        Stage(
-            "memcheck",
-            ("compute-sanitizer", *of_models),
-            command(*sanitizer, "memcheck", *smoke, **alone),
-        ),
-        Stage(
-            "racecheck", ("compute-sanitizer", *of_models), command(*sanitizer, "racecheck", *smoke)
-        ),
-        Stage("pages as scripts", ("matplotlib", *of_models), lambda: pages(notebooks)),
-        Stage("times", of_models, command(python, "tests/benchmarks/bench_kernels.py")),
-        Stage("notebooks", OF_NOTEBOOKS, command(python, "docs/_ext", "gallery.gpu_notebooks")),
-        Stage(
-            "nbval",
-            ("pytest", "nbval", *OF_NOTEBOOKS, *OF_CONFTEST),
-            command(*nbval, MPLBACKEND="module://matplotlib_inline.backend_inline"),
-        ),
-    ]
+# -- what is done ----------------------------------------------------------------------------------
 
 
-def run(stages: Iterable[Stage]) -> bool:
-    """Every stage, whether or not one before it failed; then a line for each."""
+def digest(texts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+
+
+def about(device: str) -> dict[str, str]:
+    """What must be the same for a run to go on: outputs of notebooks may change, code may not."""
+    folders = [ROOT / name for name in ("lm_from_scratch", "tests", "docs/_ext")]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    notebooks = (code_and_text(path)[0].encode() for path in sorted(PAGES.glob("*.ipynb")))
+    versions = {
+        name: str(importlib.import_module(name).__version__) for name in ("torch", "triton")
+    }
+    code = digest([*(path.read_bytes() for path in files), *notebooks])
+    return {"device": device, "code": code, "python": platform.python_version(), **versions}
+
+
+class Done:
+    """The stages that have passed, in a file that is whole at any time."""
+
+    def __init__(self, folder: Path, about: dict[str, str], again: bool) -> None:
+        self.path = folder / "done.json"
+        self.stored: dict[str, Any] = {"about": about, "stages": {}}
+        found = json.loads(self.path.read_text()) if self.path.is_file() else self.stored
+        if again or found["about"] != about:
+            print(f"{folder} is emptied: {'--again' if again else 'device or code have changed'}")
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            self.stored = found
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def verdict(self, stage: Stage) -> str | None:
+        known = self.stored["stages"].get(stage.name)
+        return known["verdict"] if known and known["read"] == self.read(stage) else None
+
+    def add(self, stage: Stage, verdict: str) -> None:
+        self.stored["stages"][stage.name] = {"verdict": verdict, "read": self.read(stage)}
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.stored, indent=1) + "\n")
+        new.replace(self.path)
+
+    def read(self, stage: Stage) -> str:
+        return digest(path.read_bytes() for path in stage.reads if path.is_file())
+
+
+def run(stages: Iterable[Stage], done: Done, minutes: float | None = None) -> bool:
+    """Every stage that has not passed yet, whatever became of others; then a line for each."""
     summary, good = [], True
+    start = time.monotonic()
     for stage in stages:
         print(f"\n==> {stage.name}", flush=True)
-        if missing := stage.missing():
+        left = float("inf") if minutes is None else 60 * minutes - (time.monotonic() - start)
+        if before := done.verdict(stage):
+            verdict = f"{before}, in a run before"
+        elif missing := stage.missing():
             verdict = f"skipped: there is no {', '.join(missing)}"
-            print(verdict)
+        elif stage.limit > left:
+            verdict = f"left out: it may take {stage.limit:.0f} s, and {left:.0f} s are left"
         else:
-            start = time.perf_counter()
-            passed = stage.run()
-            verdict = f"{'ok' if passed else 'FAILED'}, {time.perf_counter() - start:.0f} s"
-            good = good and passed
+            begin = time.monotonic()
+            result = stage.run()
+            verdict = f"{result}, {time.monotonic() - begin:.0f} s"
+            good = good and result == "ok"
+            if result == "ok":
+                done.add(stage, verdict)
+        print(verdict, flush=True)
         summary.append(f"{stage.name:18}{verdict}")
     print("\n==> summary", *summary, sep="\n")
     return good
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--again", action="store_true", help="what has passed, too")
+    parser.add_argument("--minutes", type=float, help="begin nothing that may take longer")
+    parser.add_argument("--dry-run", action="store_true", help="every stage, tiny, on a CPU")
+    parser.add_argument("--pages", nargs="+", type=Path, help="these notebooks as scripts alone")
+    options = parser.parse_args(arguments)
+    # Set, it would make Triton interpret on a GPU, too.
+    os.environ.pop("TRITON_INTERPRET", None)
+    if options.pages:
+        sys.exit(not pages(options.pages))
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             sys.exit(f"make gpu needs {name}; {sys.executable} has none")
-    import torch
+    device = "a dry run"
+    if not options.dry_run:
+        import torch
 
-    if not torch.cuda.is_available():
-        sys.exit("make gpu needs a CUDA device; torch sees none. On a CPU: make test")
-    # Set, it would make Triton interpret here, too.
-    os.environ.pop("TRITON_INTERPRET", None)
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    sys.exit(0 if run(stages()) else 1)
+        if not torch.cuda.is_available():
+            sys.exit("make gpu needs a CUDA device; torch sees none. On a CPU: GPU=--dry-run")
+        device = torch.cuda.get_device_name()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a stage's processes end with this one
+    folder = ROOT / "build" / ("gpu_dry_run" if options.dry_run else "gpu")
+    found = about(device)
+    print(*found.values())
+    done = Done(folder, found, options.again)
+    try:
+        sys.exit(not run(stages(folder, options.dry_run), done, options.minutes))
+    except KeyboardInterrupt:
+        sys.exit("\nstopped: what has passed is kept, and the same command goes on")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,8 +153,8 @@ def test_what_is_stored_is_what_pages_read(
         return 0.002
 
     roof = GPU("a chip", 1e9, 1e12, 1e12)
-    results, problems = bench_kernels.run_rows(setting, clock, ["swiglu", "matmul"], roof)
-    assert problems == []
+    results: list[dict[str, Any]] = []
+    assert bench_kernels.run_rows(setting, clock, ["swiglu", "matmul"], roof, results) == []
     assert {result["kernel"] for result in results} == {
         "swiglu", "swiglu with gradient", "matmul", "matmul with gradient"
     }  # fmt: skip
@@ -162,7 +165,8 @@ def test_what_is_stored_is_what_pages_read(
     about = bench_kernels.provenance()
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|unknown", about["commit"])
     path = tmp_path / "gpu" / "measurements.json"
-    rates, _ = bench_kernels.decode_rates(setting)
+    rates: list[dict[str, Any]] = []
+    assert bench_kernels.decode_rates(setting, rates) == []
     report = dict(provenance=about, ceilings=ceilings, results=results, decoding=rates)
     bench_kernels.store(path, report)
     assert [p.name for p in path.parent.iterdir()] == ["measurements.json"]
@@ -233,26 +237,107 @@ def test_a_row_that_cannot_be_made_does_not_stop_the_others(
         yield good
         raise torch.OutOfMemoryError("CUDA out of memory\nand how much")
 
-    monkeypatch.setattr(bench_kernels, "ROWS", {"large": rows, "small": lambda _: [good]})
-    results, problems = bench_kernels.run_rows(
-        Setting(smoke=True), lambda run: (run(), 1.0)[1], ["large", "small"], GPU("", 1.0, 1.0, 1.0)
-    )
-    assert len(results) == 2
+    other = dataclasses.replace(good, kernel="another")
+    monkeypatch.setattr(bench_kernels, "ROWS", {"large": rows, "small": lambda _: [other]})
+    results: list[dict[str, Any]] = []
+    problems = bench_kernels.run_rows(
+        Setting(smoke=True), lambda run: (run(), 1.0)[1], ["large", "small"],
+        GPU("", 1.0, 1.0, 1.0), results,
+    )  # fmt: skip
+    assert [result["kernel"] for result in results] == ["a kernel", "another"]
     assert problems == ["large, kernel: OutOfMemoryError: CUDA out of memory"]
     assert bench_kernels.failed(problems)
 
 
-def test_an_incomplete_report_does_not_replace_a_whole_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def timed(
+    few: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, list[str]]]:
+    """Times three rows and two models into ``tmp_path``, with a clock that says 1 s; gives how many
+    were run, and what could not be measured."""
+    x = torch.ones(3)
+    ran: list[str] = []
+
+    def made(kernel: str) -> Row:
+        def run() -> torch.Tensor:
+            ran.append(kernel)
+            return x
+
+        return dataclasses.replace(row(kernel=run, torch=lambda: x), kernel=kernel)
+
+    def rates(setting: Setting, found: list[dict[str, Any]], keep: Callable[[], None]) -> list[str]:
+        for name in ("eager", "kernels"):
+            if name not in [rate["implementation"] for rate in found]:
+                ran.append(name)
+                entry = {"model": "m", "batch": 1, "implementation": name}
+                found.append({**entry, "tokens_per_second": [1.0]})
+                keep()
+        return []
+
+    two = {"two": lambda _: map(made, "ab"), "one": lambda _: [made("c")]}
+    monkeypatch.setattr(bench_kernels, "ROWS", two)
+    monkeypatch.setattr(bench_kernels, "decode_rates", rates)
+
+    def table(at: str = "", **options: Any) -> tuple[int, list[str]]:
+        """Stopped ``at`` a row, if one is named."""
+
+        def clock(run: bench_kernels.Run) -> float:
+            run()
+            if ran and ran[-1] == at:
+                raise KeyboardInterrupt
+            return 1.0
+
+        given = dict(only=None, uncompiled=False, resume=False) | options
+        paths = dict(kept=tmp_path / "build" / "times.json", out=tmp_path / "measurements.json")
+        ran.clear()
+        problems = bench_kernels.table(
+            Setting(smoke=True), clock, list(two), argparse.Namespace(**given, **paths)
+        )
+        return len(set(ran)), problems
+
+    return table
+
+
+def test_a_stopped_table_goes_on(timed: Any, tmp_path: Path) -> None:
+    """Where it was, to the row; without ``resume``, or of another device, it begins anew."""
+    kept, out = tmp_path / "build" / "times.json", tmp_path / "measurements.json"
+    with pytest.raises(KeyboardInterrupt):
+        timed(at="b")
+    assert [result["kernel"] for result in json.loads(kept.read_text())["results"]] == ["a"]
+    assert not out.exists()
+    assert timed(resume=True) == (4, [])  # b, c and the models
+    assert out.read_text() == kept.read_text()
+    stored = measurements(out)
+    assert stored is not None and [result.kernel for result in stored.results] == ["a", "b", "c"]
+    assert [p.name for p in kept.parent.iterdir()] == ["times.json"]
+    assert timed(resume=True) == (0, [])
+    assert timed() == (5, [])
+    report = json.loads(kept.read_text())
+    bench_kernels.store(kept, report | {"provenance": report["provenance"] | {"date": "1970"}})
+    assert timed(resume=True) == (0, [])
+    bench_kernels.store(kept, report | {"provenance": report["provenance"] | {"device": "other"}})
+    assert timed(resume=True) == (5, [])
+
+
+def test_a_part_of_a_table_does_not_replace_a_whole_one(
+    timed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_kernels, "ROOT", tmp_path)
-    out, partial = tmp_path / "measurements.json", tmp_path / "build" / "measurements.json"
-    bench_kernels.finish({"whole": 1}, ["swiglu 3, Liger-Kernel: RuntimeError: no"], out)
-    whole = out.read_text()
-    assert not partial.exists()
-    bench_kernels.finish({"part": 1}, ["swiglu 3, kernel: RuntimeError: no"], out)
-    assert out.read_text() == whole and "part" in partial.read_text()
-    assert f"incomplete, written to {partial}" in capsys.readouterr().out
+    out = tmp_path / "measurements.json"
+    assert timed(only=["one"]) == (3, []) and timed(uncompiled=True) == (5, [])
+    assert not out.exists() and "kept in" in capsys.readouterr().out
+    missing = ["swiglu 3, Liger-Kernel: RuntimeError: no"]
+    monkeypatch.setattr(bench_kernels, "run_rows", lambda *_: list(missing))
+    timed()
+    assert json.loads(out.read_text())["results"] == []
+    out.write_text("whole")
+    missing[0] = "swiglu 3, kernel: RuntimeError: no"
+    assert timed() == (2, missing)
+    assert out.read_text() == "whole"
+
+
+def test_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Setting(smoke=False, device="cpu").compiled(torch.relu) is not None
+    assert Setting(smoke=False, device="cpu", compiles=False).compiled(torch.relu) is None
 
 
 def test_the_line_says_the_share_and_the_spread() -> None:

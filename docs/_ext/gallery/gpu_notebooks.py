@@ -58,9 +58,9 @@ def environment() -> dict[str, str]:
     return env
 
 
-def execute(path: Path) -> None:
-    """Execute every cell in order by a new kernel, and store the notebook. A cell that fails, takes
-    too long or ends the kernel is an error of nbclient."""
+def execute(path: Path, into: Path | None = None) -> None:
+    """Execute every cell in order by a new kernel, and store the notebook, in its place or in a
+    folder. A cell that fails, takes too long or ends the kernel is an error of nbclient."""
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell.id != pages.ORIGIN]
     client = nbclient.NotebookClient(
@@ -85,7 +85,7 @@ def execute(path: Path) -> None:
     )
     notebook.cells.append(new_markdown_cell(origin(about), id=pages.ORIGIN))
     nbformat.validate(notebook)
-    nbformat.write(notebook, path)
+    nbformat.write(notebook, into / path.name if into else path)
 
 
 def finish(cell: Any, where: str) -> None:
@@ -132,13 +132,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="pages to execute; all without a name")
     notebooks = {path.stem: path for path in pages.notebooks()}
-    names = [Path(name).stem for name in parser.parse_args().names] or list(notebooks)
+    parser.add_argument("--into", type=Path, help="write them here, and leave those stored")
+    options = parser.parse_args()
+    if options.into:
+        options.into.mkdir(parents=True, exist_ok=True)
+    names = [Path(name).stem for name in options.names] or list(notebooks)
     if unknown := set(names) - set(notebooks):
         parser.error(f"no page {', '.join(sorted(unknown))}; there are {', '.join(notebooks)}")
     for name in names:
         print(name, end=": ", flush=True)
         start = time.perf_counter()
-        execute(notebooks[name])
+        execute(notebooks[name], options.into)
         print(f"{time.perf_counter() - start:.0f} s")
 
 
