@@ -259,6 +259,33 @@ def test_the_kernel(page: Page, rows: int) -> None:
         assert max(far) < 1e-4 and changed == 0
 
 
+@pytest.mark.parametrize(
+    ("T", "S", "D", "n_kv_head"), [(1, 1, 4, 1), (3, 6, 4, 2), (2, 257, 32, 1)]
+)
+@pytest.mark.parametrize("broken", [{}, {"noMask": True, "noScale": True}])
+def test_attention_by_the_kernel(page: Page, T: int, S: int, D: int, n_kv_head: int, broken: dict[str, bool]) -> None:  # fmt: skip
+    """Beside the loops; not where numbers are float64, or too many."""
+    script = """([q, k, v, sizes, broken]) => {
+      const { kernel } = lm;
+      const [width, D] = [sizes.n_kv_head * sizes.head_dim, sizes.head_dim];
+      const both = [kernel, null].map((way) => {
+        lm.kernel = way;
+        return lm.attention(floats(q), floats(k), floats(v), sizes, broken);
+      });
+      lm.kernel = kernel;
+      const long = new Float32Array(200_000);
+      return {
+        far: [apart(both[0].y, both[1].y), ...both[0].weights.map((one, h) => apart(one, both[1].weights[h]))],
+        fast: [floats(k), doubles(k.slice(0, 0)), long].map((k) => kernel.attend(k, k, width, D) !== undefined),
+      };
+    }"""
+    sizes = {"n_head": 4, "n_kv_head": n_kv_head, "head_dim": D}
+    made = [packed(normal(*size, seed=i)) for i, size in enumerate([(T, 4 * D), *[(S, n_kv_head * D)] * 2])]  # fmt: skip
+    found = page.evaluate(script, [*made, sizes, broken])
+    assert max(found["far"]) < 1e-5
+    assert found["fast"] == [True, False, False]
+
+
 def test_two_models_with_the_kernel_and_without(page: Page) -> None:
     """In turns, and each of them where it was before; a weight that changes is seen at once."""
     script = """([names, ids]) => {
@@ -290,7 +317,7 @@ def test_two_models_with_the_kernel_and_without(page: Page) -> None:
 
 def test_the_kernel_is_small(page: Page) -> None:
     """As the page on it says."""
-    assert 300 < page.evaluate("() => lm.kernel.bytes.length") < 400
+    assert 400 < page.evaluate("() => lm.kernel.bytes.length") < 450
     assert page.evaluate("() => WebAssembly.validate(lm.kernel.bytes)")
 
 
@@ -900,6 +927,8 @@ MISTAKES: dict[str, tuple[str, str, str, Check]] = {
     "a row twice": ("kernel", "addProducts(SUM + 2, W2)", "addProducts(SUM + 2, W1)", kernel_check),
     "columns left over": ("kernel", "shape[1] % 4 === 0", "true", kernel_check),
     "y over the weights": ("kernel", "let at = widest + tallest", "let at = widest", kernel_check),
+    "keys of the first head": ("kernel", "4 * (atK + from)", "4 * atK", logits_check),
+    "a value too many": ("kernel", "4 * (D + weights.length)", "4 * (D + weights.length + 1)", logits_check),
     "nothing at all": ("tensor", "const lm = {}", "const lm = {}", lambda page: control(page)),
 }  # fmt: skip
 

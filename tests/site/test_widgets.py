@@ -390,7 +390,7 @@ def train_journey(page: Page) -> None:
 
 
 def kernel_journey(page: Page) -> None:
-    assert re.search(r"has 3\d\d bytes", text_of(page, "kernel"))
+    assert re.search(r"has 4\d\d bytes", text_of(page, "kernel"))
     press(page, "kernel", "Measure here")
     times = said(page, "kernel", r"is ([\d.]+) times as fast for the matrix, and ([\d.]+) times")
     assert min(map(float, times.groups())) > 1

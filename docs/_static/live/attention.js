@@ -37,49 +37,66 @@ lm.KVCache = class {
  * q (T, H * D) are the last T of S tokens, whose k and v are (S, Hkv * D); groups of H / Hkv query
  * heads share one of keys and values. Returns y (T, H * D) and the weights, H arrays of (T, S). */
 lm.attention = function (q, k, v, { n_head, n_kv_head, head_dim }, broken = {}) {
-  const [H, D] = [n_head, head_dim];
-  const [T, S] = [q.length / (H * D), k.length / (n_kv_head * D)];
+  const [H, D, width] = [n_head, head_dim, n_kv_head * head_dim];
+  const [T, S] = [q.length / (H * D), k.length / width];
   const scale = broken.noScale ? 1 : 1 / Math.sqrt(D);
   const y = new q.constructor(T * H * D);
   const weights = Array.from({ length: H }, () => new q.constructor(T * S));
+  const products = lm.kernel?.attend(k, v, width, D) ?? plain(k, v, width, D);
   for (let h = 0; h < H; h++) {
-    const kv = Math.floor((h * n_kv_head) / H);
+    const from = Math.floor((h * n_kv_head) / H) * D; // where its keys and values begin in a row
     for (let t = 0; t < T; t++) {
       const seen = broken.noMask ? S : S - T + t + 1; // itself and the tokens before it
+      const [begin, end] = [(t * H + h) * D, (t * H + h + 1) * D];
       const scores = new Float64Array(seen);
-      for (let s = 0; s < seen; s++) {
-        let dot = 0;
-        const [from, key] = [(t * H + h) * D, (s * n_kv_head + kv) * D];
-        for (let d = 0; d < D; d++) dot += q[from + d] * k[key + d];
-        scores[s] = dot * scale;
-      }
+      products.scores(q.subarray(begin, end), from, scale, scores);
       const row = lm.softmax(scores);
       weights[h].set(row, t * S);
-      for (let s = 0; s < seen; s++) {
-        const [to, value] = [(t * H + h) * D, (s * n_kv_head + kv) * D];
-        for (let d = 0; d < D; d++) y[to + d] += row[s] * v[value + d];
-      }
+      products.sum(row, from, y.subarray(begin, end));
     }
   }
   return { y, weights };
 };
 
-/* Turn each pair (i, i + D/2) of the features of each head of x (T, heads * D) by the angle
- * position * theta^(-2i/D). */
-lm.applyRope = function (x, D, positions, theta) {
-  const heads = x.length / (positions.length * D);
-  const y = new Float32Array(x.length);
-  positions.forEach((position, t) => {
-    for (let i = 0; i < D / 2; i++) {
-      const angle = position * theta ** ((-2 * i) / D);
-      const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
-      for (let h = 0; h < heads; h++) {
-        const at = (t * heads + h) * D + i;
-        const [a, b] = [x[at], x[at + D / 2]];
-        y[at] = a * cos - b * sin;
-        y[at + D / 2] = b * cos + a * sin;
-      }
+/* The two products of attention, for one query q (D) and the row y (D) that it gets. Where keys and values lie
+ * in float32, the kernel has the same. */
+const plain = (k, v, width, D) => ({
+  scores(q, from, scale, scores) {
+    for (let s = 0; s < scores.length; s++) {
+      let dot = 0;
+      const key = s * width + from;
+      for (let d = 0; d < D; d++) dot += q[d] * k[key + d];
+      scores[s] = dot * scale;
     }
-  });
+  },
+  sum(weights, from, y) {
+    for (let s = 0; s < weights.length; s++) {
+      const value = s * width + from;
+      for (let d = 0; d < D; d++) y[d] += weights[s] * v[value + d];
+    }
+  },
+});
+
+/* How far each pair (i, i + D/2) of the features of a head turns, by the angle position * theta^(-2i/D):
+ * its cosine and sine, (T, D/2) each. */
+lm.rotation = function (positions, D, theta) {
+  const pairs = Array.from({ length: D / 2 }, (_, i) => theta ** ((-2 * i) / D));
+  const angles = positions.flatMap((position) => pairs.map((pace) => position * pace));
+  return { cos: Float64Array.from(angles, Math.cos), sin: Float64Array.from(angles, Math.sin) };
+};
+
+/* Turn the pairs of each head of x (T, heads * D). */
+lm.applyRope = function (x, D, { cos, sin }) {
+  const half = D / 2;
+  const width = (x.length * half) / cos.length;
+  const y = new Float32Array(x.length);
+  for (let from = 0; from < x.length; from += D) {
+    const turn = Math.floor(from / width) * half;
+    for (let i = 0; i < half; i++) {
+      const a = x[from + i], b = x[from + half + i];
+      y[from + i] = a * cos[turn + i] - b * sin[turn + i];
+      y[from + half + i] = b * cos[turn + i] + a * sin[turn + i];
+    }
+  }
   return y;
 };

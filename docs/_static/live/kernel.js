@@ -1,17 +1,19 @@
-/* y = W x again, for one row x: a function of WebAssembly, byte by byte, that multiplies four pairs of
- * numbers with one instruction.
+/* The two products of a model again, byte by byte, as functions of WebAssembly that multiply four pairs of
+ * numbers with one instruction: y = W x, for all matrices and for the scores of attention, and y = x W, for
+ * its weighted sums of values.
  *
- * A vector has four lanes, a float32 in each. In `lm.linear` a row has four sums, a, b, c and d: here
+ * A vector has four lanes, a float32 in each. In `lm.multiply` a row has four sums, a, b, c and d: here
  * they are the lanes of one vector, and four rows are summed side by side. So the order of the additions
  * is the same, but each is rounded to float32. A browser that has no such instructions, or may not run
- * them, goes on with `lm.linear`.
+ * them, goes on with the loops of `lm.multiply` and `lm.attention`.
  */
 "use strict";
 
 (function () {
   const [I32, F32X4, FUNCTION, NOTHING] = [0x7f, 0x7b, 0x60, 0x40]; // types, as bytes
-  // Locals by number: five parameters, all in bytes, then what the function makes of them.
-  const [X, W, Y, ROW, END, COLUMN, W1, W2, W3, PART, SUM] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+  // Locals by number: six parameters, all in bytes, then what the function makes of them. A row of W is `row`
+  // long, and `stride` leads to the next one: between the keys of a head are those of other heads.
+  const [X, W, Y, ROW, STRIDE, END, COLUMN, W1, W2, W3, PART, SUM] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 
   /* sum += part * (the four weights of this row, from `column` on) */
   const addProducts = (sum, row) => [
@@ -46,14 +48,14 @@
   /* to = from + number of bytes */
   const further = (to, from, bytes) => [
     0x20, from, //             local.get $from
-    ...bytes, //               local.get $row, or i32.const
+    ...bytes, //               local.get $stride, or i32.const
     0x6a, //                   i32.add
     0x21, to, //               local.set $to
   ];
-  const aRow = [0x20, ROW]; // local.get $row
+  const aRow = [0x20, STRIDE]; // local.get $stride
   const sixteen = [0x41, 16]; // i32.const 16
 
-  const code = [
+  const linear = [
     0x03, NOTHING, //          loop                 four rows of W
     ...further(W1, W, aRow),
     ...further(W2, W1, aRow),
@@ -96,6 +98,31 @@
     0x0b, //                 end of the function
   ];
 
+  /* y = x W, four columns of it: the number of x that belongs to a row of W goes into all lanes. */
+  const TOTAL = 6; // the first local after the parameters, 0 when the function begins
+  const weighted = [
+    0x03, NOTHING, //          loop                 a row of W
+    0x20, TOTAL, //              local.get $total
+    0x20, X, //                  local.get $x
+    0xfd, 0x09, 0x02, 0x00, //   v128.load32_splat  a number of x, four times
+    0x20, W, //                  local.get $w
+    0xfd, 0x00, 0x04, 0x00, //   v128.load          four columns
+    0xfd, 0xe6, 0x01, //         f32x4.mul
+    0xfd, 0xe4, 0x01, //         f32x4.add
+    0x21, TOTAL, //              local.set $total
+    ...further(W, W, aRow),
+    ...further(X, X, [0x41, 4]), // i32.const 4
+    0x20, X, //                  local.get $x
+    0x20, END, //                local.get $end
+    0x49, //                     i32.lt_u
+    0x0d, 0, //                  br_if 0            again, while x < end
+    0x0b, //                   end
+    0x20, Y, //                local.get $y
+    0x20, TOTAL, //            local.get $total
+    0xfd, 0x0b, 0x04, 0x00, // v128.store
+    0x0b, //                 end of the function
+  ];
+
   // A module is a list of sections: a number that says what it is, its length, and its content.
   const sized = (bytes) => [...length(bytes.length), ...bytes];
   const length = (n) => (n < 128 ? [n] : [(n % 128) + 128, ...length(Math.floor(n / 128))]);
@@ -104,11 +131,12 @@
 
   const bytes = Uint8Array.of(
     ...[0x00, 0x61, 0x73, 0x6d, 1, 0, 0, 0], // "\0asm", version 1
-    ...section(1, 1, FUNCTION, 5, I32, I32, I32, I32, I32, 0), // one type: five numbers in, none out
+    ...section(1, 1, FUNCTION, 6, I32, I32, I32, I32, I32, I32, 0), // one type: six numbers in, none out
     ...section(2, 1, ...name("lm"), ...name("memory"), 2, 0, 1), // a memory comes from outside
-    ...section(3, 1, 0), // one function, of type 0
-    ...section(7, 1, ...name("linear"), 0, 0), // it is visible outside
-    ...section(10, 1, ...sized([2, 4, I32, 5, F32X4, ...code])), // four more integers, five vectors
+    ...section(3, 2, 0, 0), // two functions, of type 0
+    ...section(7, 2, ...name("linear"), 0, 0, ...name("weighted"), 0, 1), // both are visible outside
+    ...section(10, 2, ...sized([2, 4, I32, 5, F32X4, ...linear]), // four more integers, five vectors
+      ...sized([1, 1, F32X4, ...weighted])), // one vector
   );
 
   const holders = new WeakMap(); // by memory, as a buffer: what multiplies there
@@ -136,10 +164,33 @@
     holders.set(memory.buffer, (x, { shape: [O, I], data }, y) => {
       for (let t = 0; t * O < y.length; t++) {
         all.set(x.subarray(t * I, (t + 1) * I));
-        linear(0, data.byteOffset, 4 * widest, 4 * I, 4 * (widest + O));
+        linear(0, data.byteOffset, 4 * widest, 4 * I, 4 * I, 4 * (widest + O));
         y.set(all.subarray(widest, widest + O), t * O);
       }
     });
+  }
+
+  /* The products of attention.js. Keys and values (S, width) are copied to a memory for all models, behind a
+   * query or a row of y (D) and the scores or weights (S). Undefined where they do not fit. */
+  function attend({ all, linear, weighted }, k, v, width, D) {
+    const atK = D + upToFour(k.length / width);
+    const atV = atK + k.length;
+    if (!(k instanceof Float32Array) || D % 4 || atV + v.length + 3 * width > all.length) return undefined;
+    all.set(k, atK);
+    all.set(v, atV);
+    return {
+      scores(q, from, scale, scores) {
+        all.set(q);
+        linear(0, 4 * (atK + from), 4 * D, 4 * D, 4 * width, 4 * (D + scores.length));
+        for (let s = 0; s < scores.length; s++) scores[s] = all[D + s] * scale;
+      },
+      sum(weights, from, y) {
+        all.set(weights, D);
+        const end = 4 * (D + weights.length);
+        for (let d = 0; d < 4 * D; d += 16) weighted(4 * D, 4 * (atV + from) + d, d, 0, 4 * width, end);
+        y.set(all.subarray(0, D));
+      },
+    };
   }
 
   const upToFour = (n) => 4 * Math.ceil(n / 4);
@@ -150,8 +201,11 @@
     if (new URLSearchParams(location.search).get("kernel") === "plain") return null;
     try {
       const module = new WebAssembly.Module(bytes);
+      const memory = new WebAssembly.Memory({ initial: 16, maximum: 16 }); // a megabyte
+      const work = { all: new Float32Array(memory.buffer), ...new WebAssembly.Instance(module, { lm: { memory } }).exports };
       return {
         bytes,
+        attend: (...given) => attend(work, ...given),
         place(tensors) {
           try {
             place(module, tensors);

@@ -33,24 +33,25 @@ lm.Qwen2ForCausalLM = class {
 
   /* As that of GPT-2. */
   forward(ids, { cache = this.cache(), all = false, shift = 0, watch = () => {} } = {}) {
-    const { n_layer } = this.config;
+    const { n_layer, head_dim, theta } = this.config;
     cache.check(ids.length);
     let x = lm.embedding(ids, this.headWeight); // (T, C)
     watch("x", -1, x);
     const positions = ids.map((_, t) => cache.length + t + shift);
+    const rotation = lm.rotation(positions, head_dim, theta);
     for (let layer = 0; layer < n_layer; layer++) {
-      x = this.block(x, layer, positions, cache, watch);
+      x = this.block(x, layer, rotation, cache, watch);
       watch("x", layer, x);
     }
     cache.length += ids.length;
     return this.logits(all ? x : x.subarray(-this.config.n_embd));
   }
 
-  block(x, layer, positions, cache, watch) {
+  block(x, layer, rotation, cache, watch) {
     const of = (name) => this.tensors[`layers.${layer}.${name}`];
     const { eps } = this.config;
     const h = lm.rmsNorm(x, of("input_layernorm.weight"), eps);
-    x = lm.add(x, this.attend(h, layer, positions, cache, of, watch));
+    x = lm.add(x, this.attend(h, layer, rotation, cache, of, watch));
     watch("attended", layer, x);
     const m = lm.rmsNorm(x, of("post_attention_layernorm.weight"), eps);
     const gate = lm.linear(m, of("mlp.gate_proj.weight")); // (T, F)
@@ -58,12 +59,12 @@ lm.Qwen2ForCausalLM = class {
     return lm.add(x, lm.linear(lm.swiglu(gate, up), of("mlp.down_proj.weight")));
   }
 
-  attend(x, layer, positions, cache, of, watch) {
-    const { head_dim, theta } = this.config;
+  attend(x, layer, rotation, cache, of, watch) {
+    const { head_dim } = this.config;
     const part = (name) =>
       lm.linear(x, of(`self_attn.${name}_proj.weight`), of(`self_attn.${name}_proj.bias`));
     const turn = (part) =>
-      this.broken.noPositions ? part : lm.applyRope(part, head_dim, positions, theta);
+      this.broken.noPositions ? part : lm.applyRope(part, head_dim, rotation);
     const q = turn(part("q")); // (T, H * D)
     const all = cache.update(layer, turn(part("k")), part("v")); // (S, Hkv * D) each
     const { y, weights } = lm.attention(q, ...all, this.config, this.broken);

@@ -3,7 +3,7 @@
 
 /* Bent and cut logits (V); -Infinity where a token cannot be drawn. */
 lm.sampled = function (logits, { temperature = 1, top_k = 0, top_p = 1 } = {}) {
-  let bent = Float64Array.from(logits);
+  let bent = new Float64Array(logits);
   if (temperature !== 0 && temperature !== 1) bent = bent.map((logit) => logit / temperature);
   if (top_k) bent = lm.keepTopK(bent, top_k);
   if (top_p < 1) bent = lm.keepTopP(bent, top_p);
@@ -13,7 +13,8 @@ lm.sampled = function (logits, { temperature = 1, top_k = 0, top_p = 1 } = {}) {
 /* Keep the k largest, and any equal to the smallest of these. */
 lm.keepTopK = function (logits, k) {
   const top = new Float64Array(Math.min(k, logits.length)).fill(-Infinity); // in order
-  for (const logit of logits) {
+  for (let id = 0; id < logits.length; id++) {
+    const logit = logits[id];
     if (logit <= top[0]) continue; // most are
     let i = 1;
     for (; i < top.length && top[i] < logit; i++) top[i - 1] = top[i];
@@ -41,9 +42,9 @@ lm.draw = function (logits, u) {
   const probabilities = lm.softmax(logits);
   let end = 0;
   let last = 0;
-  for (const [id, probability] of probabilities.entries()) {
-    if (probability > 0) last = id;
-    end += probability;
+  for (let id = 0; id < probabilities.length; id++) {
+    if (probabilities[id] > 0) last = id;
+    end += probabilities[id];
     if (u < end) return id;
   }
   return last; // beyond the line, by rounding

@@ -82,7 +82,11 @@ lm.embedding = function (ids, table) {
 };
 
 /* a + b, of one shape. */
-lm.add = (a, b) => a.map((number, i) => number + b[i]);
+lm.add = function (a, b) {
+  const y = new a.constructor(a.length);
+  for (let i = 0; i < a.length; i++) y[i] = a[i] + b[i];
+  return y;
+};
 
 /* Each row of x (T, C) gets mean 0 and variance 1, then the learned weight and bias (C). */
 lm.layerNorm = function (x, weight, bias, eps) {
@@ -119,7 +123,11 @@ lm.geluNew = (x) =>
   x.map((z) => 0.5 * z * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (z + 0.044715 * z * z * z))));
 
 /* Qwen2's: how much of `up` the `gate` lets pass, feature by feature. */
-lm.swiglu = (gate, up) => gate.map((z, i) => (z / (1 + Math.exp(-z))) * up[i]);
+lm.swiglu = function (gate, up) {
+  const y = new gate.constructor(gate.length);
+  for (let i = 0; i < y.length; i++) y[i] = (gate[i] / (1 + Math.exp(-gate[i]))) * up[i];
+  return y;
+};
 
 /* Scores become weights that sum to 1. */
 lm.softmax = function (scores) {
