@@ -379,6 +379,11 @@ def train_journey(page: Page) -> None:
         "aria-disabled", "true"
     )
     press(page, "train", "Train", exact=True)
+    expect(page.locator("#live-train .live-sample")).to_contain_text("at least 300")
+    write_text(page, "train", "a" * 300)
+    expect(page.locator("#live-train .live-note")).to_contain_text("your text: 300 characters.")
+    press(page, "train", "Train", exact=True)
+    said(page, "train", "there is little to learn")
     write_text(page, "train", OWN)
     expect(page.locator("#live-train .live-note")).to_contain_text(
         f"your text: {len(OWN)} characters."

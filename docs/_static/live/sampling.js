@@ -20,7 +20,9 @@ lm.keepTopK = function (logits, k) {
     for (; i < top.length && top[i] < logit; i++) top[i - 1] = top[i];
     top[i - 1] = logit;
   }
-  return logits.map((logit) => (logit < top[0] ? -Infinity : logit));
+  const kept = new Float64Array(logits.length).fill(-Infinity);
+  for (let id = 0; id < logits.length; id++) if (logits[id] >= top[0]) kept[id] = logits[id];
+  return kept;
 };
 
 /* Keep the smallest set of most likely tokens whose probability reaches p. */

@@ -140,6 +140,7 @@ lm.widgets.train = function (place, { texts }) {
     curve.replaceChildren(...(step ? [lm.lossCurves([...earlier, run], curve.clientWidth)] : []));
     lead.textContent = sample.textContent = "";
     if (run?.sample) showSample(run.sample);
+    if (!run) sample.textContent = controls.note.textContent;
     tell();
   }
 
@@ -174,6 +175,7 @@ lm.widgets.train = function (place, { texts }) {
   }
 
   function judged(step) {
+    if (run.frequent < 0.1) return lm.t("Nearly all characters of this text are the same: there is little to learn.");
     if (recent() > run.uniform + 0.1) {
       return lm.t("That is worse than a uniform guess: the steps are too long. Try a smaller learning rate.");
     }
