@@ -770,14 +770,14 @@ def store(path: Path, report: dict[str, Any]) -> None:
 
 
 def started(path: Path, resume: bool) -> dict[str, Any]:
-    """A report without results; or, to go on, the one that is kept of this device and state of the
-    repository."""
+    """A report without results; or, to go on, the one that is kept of this device and these
+    versions. A commit of outputs changes no time, so whether the code is the same is not asked."""
     about = provenance()
     if resume and path.is_file():
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["provenance"] | {"date": about["date"]} == about:
+        if kept["provenance"] | {key: about[key] for key in ("date", "commit")} == about:
             return kept
-        print(f"{path} is of another device or another state of the repository: it begins anew")
+        print(f"{path} is of another device or of other versions: it begins anew")
     return {"provenance": about, "ceilings": {}, "results": [], "decoding": []}
 
 
@@ -861,7 +861,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="run everything once, tiny, untimed")
     parser.add_argument("--only", nargs="+", choices=ROWS, help="these rows, and no whole models")
     parser.add_argument("--uncompiled", action="store_true", help="without torch.compile: minutes")
-    parser.add_argument("--resume", action="store_true", help="time what is not kept yet")
+    parser.add_argument("--resume", action="store_true", help="of the same code, what is not kept")
     parser.add_argument("--kept", type=Path, default=KEPT, help="gets each row when it is finished")
     parser.add_argument("--out", type=Path, default=ROOT / FILE, help="gets a whole table")
     options = parser.parse_args(arguments)

@@ -26,23 +26,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "tutorials" / "gpu"
 MEASUREMENTS = PAGES / "measurements.json"
-TESTS = ROOT / "tests" / "kernels"
+PROCESSES = str(min(8, os.cpu_count() or 1))
 #: The rows of bench_kernels.py whose times matter most, in this order.
 MAIN = (
     *("flash_attention", "linear_cross_entropy", "cross_entropy", "decoding", "int8", "matmul"),
     *("rms_norm", "rope", "swiglu"),
 )
-#: What conftest.py imports, among others; without them the tests that do not need it still run.
 OF_MODELS = ("safetensors", "tokenizers", "tqdm")
-OF_CONFTEST = ("hypothesis", *OF_MODELS)
-OF_NOTEBOOKS = ("nbformat", "nbclient", "ipykernel", "sphinx_gallery", "matplotlib")
+OF_PAGES = ("matplotlib", *OF_MODELS)
+OF_NOTEBOOKS = ("nbformat", "nbclient", "ipykernel", "sphinx_gallery", *OF_PAGES)
 
 
 @dataclass
@@ -62,6 +61,9 @@ class Stage:
     def missing(self) -> list[str]:
         return [n for n in self.needs if not (importlib.util.find_spec(n) or shutil.which(n))]
 
+    def read(self) -> str:
+        return digest(path.read_bytes() for path in self.reads if path.is_file())
+
     def run(self) -> str:
         """``ok``, ``FAILED`` or ``TIMED OUT``. Nothing that it has started outlives it."""
         print("$", *self.words, flush=True)
@@ -78,6 +80,10 @@ class Stage:
             child.wait()
 
 
+def digest(texts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+
+
 def environment(**variables: str) -> dict[str, str]:
     """That of a child: it finds the package, draws without a screen, and prints at once."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -90,41 +96,33 @@ def stages(folder: Path, dry: bool) -> list[Stage]:
     python = sys.executable
     bench = [python, "tests/benchmarks/bench_kernels.py", *(["--smoke"] if dry else [])]
     kept = [*bench, "--resume", "--kept"]
+    main_times = [*kept, folder / "main_times.json", "--uncompiled", "--only", *MAIN]
+    # Compiling takes most of the time. The plugin of that name warns of processes, an error here.
+    tests = [python, "-m", "pytest", "-q", "-p", "no:nbval", "-p", "no:benchmark"]
+    if importlib.util.find_spec("xdist"):
+        tests += ["-n", PROCESSES, "--dist", "worksteal"]
+    kernels = sorted((ROOT / "tests" / "kernels").glob(f"test_kernels_{'s' * dry}*.py"))
     notebooks = sorted(PAGES.glob("[12]_*.ipynb" if dry else "[0-9]*.ipynb"))
     execute = [python, "docs/_ext", "gallery.gpu_notebooks", *(path.stem for path in notebooks)]
     into = ["--into", folder / "notebooks"] if dry else []
+    scripts = [python, __file__, "--pages", *notebooks]
     nbval = [python, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", *notebooks]
-    of_nbval = ("pytest", "nbval", *OF_NOTEBOOKS, *OF_CONFTEST)
     inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     check = ["compute-sanitizer", "--error-exitcode", "1", "--tool"]
     smoke = [*bench[:2], "--smoke"]
-    of_check = ("compute-sanitizer", *OF_MODELS)
+    of_check = (check[0], *OF_MODELS)
     # Each tensor has memory of its own, so that a step beyond it leaves what may be touched.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    main_times = [*kept, folder / "main_times.json", "--uncompiled", "--only", *MAIN]
-    scripts = [python, __file__, "--pages", *notebooks]
     return [
         Stage("main times", 240, main_times),
-        Stage("kernel tests", 240, kernel_tests(dry), ("pytest",)),
-        Stage("pages as scripts", 180, scripts, ("matplotlib", *OF_MODELS)),
+        Stage("kernel tests", 240, [*tests, *kernels], ("pytest", "hypothesis", *OF_MODELS)),
+        Stage("pages as scripts", 180, scripts, OF_PAGES),
         Stage("times", 540, [*kept, folder / "times.json"], OF_MODELS),
         Stage("notebooks", 300, [*execute, *into], OF_NOTEBOOKS, (MEASUREMENTS,)),
-        Stage("nbval", 300, nbval, of_nbval, (MEASUREMENTS,), inline),
+        Stage("nbval", 300, nbval, ("pytest", "nbval", *OF_PAGES), (MEASUREMENTS,), inline),
         Stage("memcheck", 300, [*check, "memcheck", *smoke], of_check, variables=alone),
         Stage("racecheck", 300, [*check, "racecheck", *smoke], of_check),
     ]
-
-
-def kernel_tests(dry: bool) -> list[str | Path]:
-    """Without what conftest.py imports, it and files with tiny models are left out, and named."""
-    files = sorted(TESTS.glob("test_kernels_s*.py" if dry else "test_kernels_*.py"))
-    options: list[str | Path] = [sys.executable, "-m", "pytest", "-q"]
-    if not all(map(importlib.util.find_spec, OF_CONFTEST)):
-        left_out = [path for path in files if "from tiny_models import" in path.read_text()]
-        files = [path for path in files if path not in left_out]
-        options.append("--noconftest")
-        print("left out, they need tiny_models.py:", *(path.name for path in left_out))
-    return [*options, *files]
 
 
 # -- pages as scripts ------------------------------------------------------------------------------
@@ -138,34 +136,32 @@ def code_and_text(notebook: Path) -> tuple[str, str]:
     return "\n".join("".join(cell["source"]) for cell in code), "".join(map("".join, printed))
 
 
-def pages(notebooks: Iterable[Path]) -> bool:
-    """Whether the code of each page, as a plain script, prints here what its notebook has stored.
-    Triton reads a kernel's source, so the script is a file."""
+def pages(notebooks: Sequence[Path]) -> bool:
+    """Whether each page, as a plain script, prints here what its notebook has stored."""
     good = True
-    for notebook in notebooks:
-        code, printed = code_and_text(notebook)
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder, f"{notebook.stem}.py")
-            script.write_text(code, encoding="utf-8")
-            run = subprocess.run(
-                [sys.executable, script], cwd=notebook.parent, env=environment(),
-                capture_output=True, text=True,
-            )  # fmt: skip
-        verdict = "prints what is stored"
-        if run.returncode:
-            verdict = f"FAILED\n{run.stderr[-2000:]}"
-        elif run.stdout != printed:
-            verdict = f"prints something else than is stored:\n{run.stdout}"
-        good = good and run.returncode == 0 and run.stdout == printed
-        print(f"{notebook.stem}: {verdict}", flush=True)
+    with ThreadPoolExecutor(int(PROCESSES)) as pool:
+        for notebook, problem in zip(notebooks, pool.map(problem_of, notebooks), strict=True):
+            print(f"{notebook.stem}: {problem or 'prints what is stored'}", flush=True)
+            good = good and not problem
     return good
 
 
+def problem_of(notebook: Path) -> str:
+    """Triton reads a kernel's source, so the script is a file."""
+    code, printed = code_and_text(notebook)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, f"{notebook.stem}.py")
+        script.write_text(code, encoding="utf-8")
+        run = subprocess.run(
+            [sys.executable, script], cwd=notebook.parent, env=environment(),
+            capture_output=True, text=True,
+        )  # fmt: skip
+    if run.returncode:
+        return f"FAILED\n{run.stderr[-2000:]}"
+    return "" if run.stdout == printed else f"prints something else than is stored:\n{run.stdout}"
+
+
 # -- what is done ----------------------------------------------------------------------------------
-
-
-def digest(texts: Iterable[bytes]) -> str:
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
 def about(device: str) -> dict[str, str]:
@@ -181,40 +177,41 @@ def about(device: str) -> dict[str, str]:
 
 
 class Done:
-    """The stages that have passed, in a file that is whole at any time."""
+    """The stages that have passed, in a file that is whole at any time. What else is in its folder,
+    such as rows of times, belongs to it: all goes where device, versions or code are others."""
 
     def __init__(self, folder: Path, about: dict[str, str], again: bool) -> None:
-        self.path = folder / "done.json"
-        self.stored: dict[str, Any] = {"about": about, "stages": {}}
-        found = json.loads(self.path.read_text()) if self.path.is_file() else self.stored
+        self.path, self.about = folder / "done.json", about
+        self.stages: dict[str, list[str]] = {}
+        found = json.loads(self.path.read_text()) if self.path.is_file() else {"about": {}}
         if again or found["about"] != about:
-            print(f"{folder} is emptied: {'--again' if again else 'device or code have changed'}")
+            print(f"{folder} begins anew", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            self.stored = found
-        folder.mkdir(parents=True, exist_ok=True)
+            self.stages = found["stages"]
+        self.write()
 
-    def verdict(self, stage: Stage) -> str | None:
-        known = self.stored["stages"].get(stage.name)
-        return known["verdict"] if known and known["read"] == self.read(stage) else None
-
-    def add(self, stage: Stage, verdict: str) -> None:
-        self.stored["stages"][stage.name] = {"verdict": verdict, "read": self.read(stage)}
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.stored, indent=1) + "\n")
+        new.write_text(json.dumps({"about": self.about, "stages": self.stages}, indent=1) + "\n")
         new.replace(self.path)
 
-    def read(self, stage: Stage) -> str:
-        return digest(path.read_bytes() for path in stage.reads if path.is_file())
+    def verdict(self, stage: Stage) -> str | None:
+        verdict, read = self.stages.get(stage.name, (None, None))
+        return verdict if read == stage.read() else None
+
+    def add(self, stage: Stage, verdict: str) -> None:
+        self.stages[stage.name] = [verdict, stage.read()]
+        self.write()
 
 
-def run(stages: Iterable[Stage], done: Done, minutes: float | None = None) -> bool:
+def run(stages: Iterable[Stage], done: Done, end: float = float("inf")) -> bool:
     """Every stage that has not passed yet, whatever became of others; then a line for each."""
     summary, good = [], True
-    start = time.monotonic()
     for stage in stages:
         print(f"\n==> {stage.name}", flush=True)
-        left = float("inf") if minutes is None else 60 * minutes - (time.monotonic() - start)
+        left = end - time.monotonic()
         if before := done.verdict(stage):
             verdict = f"{before}, in a run before"
         elif missing := stage.missing():
@@ -235,9 +232,12 @@ def run(stages: Iterable[Stage], done: Done, minutes: float | None = None) -> bo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    start = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--again", action="store_true", help="what has passed, too")
-    parser.add_argument("--minutes", type=float, help="begin nothing that may take longer")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin nothing that may take longer"
+    )
     parser.add_argument("--dry-run", action="store_true", help="every stage, tiny, on a CPU")
     parser.add_argument("--pages", nargs="+", type=Path, help="these notebooks as scripts alone")
     options = parser.parse_args(arguments)
@@ -249,7 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if importlib.util.find_spec(name) is None:
             sys.exit(f"make gpu needs {name}; {sys.executable} has none")
     device = "a dry run"
-    if not options.dry_run:
+    if options.dry_run:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
         import torch
 
         if not torch.cuda.is_available():
@@ -261,9 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(*found.values())
     done = Done(folder, found, options.again)
     try:
-        sys.exit(not run(stages(folder, options.dry_run), done, options.minutes))
+        passed = run(stages(folder, options.dry_run), done, start + 60 * options.minutes)
     except KeyboardInterrupt:
         sys.exit("\nstopped: what has passed is kept, and the same command goes on")
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

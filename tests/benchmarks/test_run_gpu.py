@@ -89,6 +89,12 @@ def test_it_begins_anew_on_another_device_or_code(
         assert run_gpu.run([stage("one")], found)
         assert ran() == ["one"] * runs
     assert sorted(path.name for path in rows.parent.iterdir()) == ["done.json", "times.json"]
+    done(again=True)
+    rows.touch()  # of a stage that was stopped before any had passed
+    done()
+    assert rows.exists()
+    done(HERE | {"code": "2"})
+    assert not rows.exists()
 
 
 def test_what_reads_a_changed_file_runs_again(
@@ -150,10 +156,10 @@ def test_what_does_not_fit_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     stages = [stage("one", limit=61), stage("two", limit=30)]
-    assert run_gpu.run(stages, done(), minutes=1)
+    assert run_gpu.run(stages, done(), end=time.monotonic() + 60)
     assert ran() == ["two"]
     assert summary(capsys)["one"].startswith("left out: it may take 61 s, and ")
-    assert run_gpu.run(stages, done(), minutes=2)  # what has passed takes no time
+    assert run_gpu.run(stages, done(), end=time.monotonic() + 120)
     assert ran() == ["one"]
 
 
