@@ -130,11 +130,11 @@ def wait_for(what: Callable[[], bool]) -> bool:
 #: Starts a process, writes its number, and hangs with it.
 HANGS = """
 import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 new = pathlib.Path(sys.argv[1]).with_suffix(".new")
 new.write_text(str(child.pid))
 new.rename(sys.argv[1])
-time.sleep(600)
+time.sleep(60)
 """
 
 
