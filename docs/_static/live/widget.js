@@ -230,10 +230,12 @@ lm.likeliest = (tokenizer, probabilities, count) =>
     lm.bar(lm.shown(tokenizer, id), probabilities[id], lm.percent(probabilities[id])));
 
 /* Let the browser do what it must. (A timer would wait for four milliseconds, as long as a token takes.) */
+const waiting = [];
+const { port1, port2 } = new MessageChannel();
+port1.onmessage = () => waiting.shift()();
 lm.pause = () =>
   new Promise((resolve) => {
-    const { port1, port2 } = new MessageChannel();
-    port1.onmessage = () => (port1.close(), resolve());
+    waiting.push(resolve);
     port2.postMessage(null);
   });
 

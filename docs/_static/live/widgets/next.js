@@ -10,6 +10,8 @@ lm.widgets.next = function (place, { model, tokenizer }) {
   const session = new lm.Session(model);
   let random = lm.randomFrom(controls.seed);
   let shown = [];
+  let writing = false;
+  let lastBars = 0; // when the bars were drawn
 
   const field = controls.field(lm.t("The beginning of a text"), {}, 0);
   controls.area.addEventListener("input", () => (random = lm.randomFrom(controls.seed)));
@@ -30,6 +32,18 @@ lm.widgets.next = function (place, { model, tokenizer }) {
 
   function show() {
     const now = ids();
+    // bars that change thirty times a second cannot be read, and take longer to draw than the text
+    if (!writing || performance.now() > lastBars + 120) showBars(now);
+    // what is drawn already stays
+    let same = 0;
+    while (same < now.length && shown[same] === now[same]) same++;
+    while (tokens.children.length > same) tokens.lastChild.remove();
+    tokens.append(...now.slice(same).map((id, i) => lm.token(tokenizer, id, same + i)));
+    shown = now;
+  }
+
+  function showBars(now) {
+    lastBars = performance.now();
     const logits = lm.sampled(session.logits(now), controls);
     const probabilities =
       controls.temperature === 0 ? lm.oneHot(logits.length, lm.argmax(logits)) : lm.softmax(logits);
@@ -38,12 +52,6 @@ lm.widgets.next = function (place, { model, tokenizer }) {
       row.hidden = i >= best.length;
       if (!row.hidden) row.set(lm.shown(tokenizer, best[i]), probabilities[best[i]]);
     });
-    // what is drawn already stays
-    let same = 0;
-    while (same < now.length && shown[same] === now[same]) same++;
-    while (tokens.children.length > same) tokens.lastChild.remove();
-    tokens.append(...now.slice(same).map((id, i) => lm.token(tokenizer, id, same + i)));
-    shown = now;
   }
 
   function drawn() {
@@ -64,11 +72,14 @@ lm.widgets.next = function (place, { model, tokenizer }) {
 
   async function write(on) {
     controls.say("");
+    writing = true;
     let n = 0;
     while (on() && n < MANY && say(drawn(), false)) {
       n++;
       await lm.pause();
     }
+    writing = false;
+    controls.change({}); // the bars of the last token
     if (n === MANY || !on()) controls.say(lm.t("{count} tokens were added.", { count: n }));
   }
 
