@@ -167,6 +167,8 @@ def test_what_is_stored_is_what_pages_read(
     path = tmp_path / "gpu" / "measurements.json"
     rates: list[dict[str, Any]] = []
     assert bench_kernels.decode_rates(setting, rates) == []
+    assert bench_kernels.decode_rates(setting, rates) == []  # nothing is left to do
+    assert len(rates) == 4
     report = dict(provenance=about, ceilings=ceilings, results=results, decoding=rates)
     bench_kernels.store(path, report)
     assert [p.name for p in path.parent.iterdir()] == ["measurements.json"]

@@ -241,6 +241,7 @@ def test_what_matters_most_comes_first(tmp_path: Path) -> None:
         assert [stage.name for stage in stages] == [*names, "memcheck", "racecheck"]
         assert all(str(tmp_path) in str(stages[i].words) for i in (0, 3))  # rows are kept there
     assert stages[0].limit <= 240 and not stages[0].missing()
+    assert stages[0].words[-len(run_gpu.MAIN) :] == [*run_gpu.MAIN]
     bench_kernels = pytest.importorskip("bench_kernels", exc_type=ImportError)
     assert set(run_gpu.MAIN) < set(bench_kernels.ROWS)
 
