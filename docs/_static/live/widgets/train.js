@@ -100,9 +100,9 @@ lm.widgets.train = function (place, { texts }) {
 
   /* A few milliseconds of work, then the page has its turn. A hidden tab gets no frames, and so no work. */
   async function go() {
-    if (!run) return controls.say(controls.note.textContent);
-    on = true;
     told = undefined;
+    if (!run) return show();
+    on = true;
     for (const mine = ++turn; on && mine === turn; ) {
       await new Promise(requestAnimationFrame);
       while (!inSight) await new Promise((resolve) => (wake = resolve));
