@@ -424,6 +424,7 @@ def install_peers() -> None:
         "gguf==0.19.0",
         "xllamacpp==2026.10.11549",
         "torchao==0.18.0",
+        "nano_gpt==0.1.0",
     ):
         target = PEERS / "apart" if peer.startswith("torchao") else PEERS
         process(python(), *pip, "--only-binary", ":all:", "--target", str(target), peer)

@@ -26,6 +26,7 @@ Source: Khudia et al., *FBGEMM: Enabling High-Performance Low-Precision Deep Lea
 """
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
@@ -86,11 +87,13 @@ class PackedInt8Weight(Int8Weight):
             return super().product(x, bias)
         rows, top = x.reshape(-1, x.shape[-1]), largest_code()
         longest = rows.abs().amax(1, keepdim=True).float()  # many times faster than a norm along 1
-        step = longest.div_(top).clamp_(min=TINY)  # (M, 1)
-        count = digits_of(x.dtype, top) if self.weight_only else 1
-        y = sum_of_digits(self.packed, rows / step, count, top)  # (M, N)
-        y = y.mul_(self.scale.T).mul_(step)
-        y = y if bias is None else y.add_(bias)
+        if self.weight_only:
+            step = longest.div_(top).clamp_(min=TINY)  # (M, 1)
+            y = sum_of_digits(self.packed, rows / step, digits_of(x.dtype, top), top).mul_(step)
+        else:
+            y = self.packed.multiply(rows.float(), longest, top)  # (M, N)
+        scale = self.scale.T.float()  # (1, N)
+        y = y.mul_(scale) if bias is None else torch.addcmul(bias.float(), y, scale)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def look_up(self, idx: Tensor) -> Tensor:
@@ -136,11 +139,24 @@ class Packed:
         self.kernel: Any = pack(codes) if packs else None
         self.kept = codes if self.kernel is None or self.keeps else None
 
-    def multiply(self, x: Tensor, top: int) -> Tensor:
-        """The integers that ``x`` (M, K) is nearest to, -top to top, times the codes: (M, N)."""
-        if self.kernel is not None:
-            return by_fbgemm(self.kernel, x, top)
-        return by_int_mm(self.codes, x)
+    def multiply(self, x: Tensor, longest: Tensor, top: int) -> Tensor:
+        """``x`` (M, K), each row rounded to codes from -top to top, which stands for its ``longest``
+        (M, 1) number, times the codes: (M, N)."""
+        if self.kernel is not None and len(x) == 1:
+            step = max(longest.item() / top, TINY)
+            if math.isfinite(step):
+                return by_fbgemm(self.kernel, x, top, step)
+        steps = longest.div_(top).clamp_(min=TINY)
+        if self.kernel is None:
+            return by_int_mm(self.codes, x / steps).mul_(steps)
+        # rounded as the kernel rounds a row alone: x / step + zero, with no rounding before
+        zero = x.new_full(x.shape[1:], top + 1.0)
+        codes = torch.addcmul(zero, x, 1 / steps).round_().sub_(zero)
+        return by_fbgemm(self.kernel, codes, top).mul_(steps)
+
+    def sums(self, x: Tensor, top: int) -> Tensor:
+        """Integers ``x`` (M, K) from -top to top times the codes: (M, N)."""
+        return by_int_mm(self.codes, x) if self.kernel is None else by_fbgemm(self.kernel, x, top)
 
     @property
     def codes(self) -> Tensor:
@@ -209,11 +225,11 @@ def filled_up(K: int) -> int:
     return K + -K % 512
 
 
-def by_fbgemm(kernel: Any, x: Tensor, top: int) -> Tensor:
-    """Integers ``x`` (M, K), rounded here, from -top to top, times packed codes: (M, N)."""
+def by_fbgemm(kernel: Any, x: Tensor, top: int, step: float = 1.0) -> Tensor:
+    """``x`` (M, K), rounded here to multiples of ``step`` up to top, times packed codes: (M, N)."""
     # bytes of x have no sign there: the kernel adds top + 1, and takes it off the sum
     linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    return linear(x, 1.0, top + 1, kernel)
+    return linear(x, step, top + 1, kernel)
 
 
 def by_int_mm(codes: Tensor, x: Tensor) -> Tensor:
@@ -248,13 +264,11 @@ def digits_of(dtype: torch.dtype, top: int) -> int:
 
 def sum_of_digits(packed: Packed, x: Tensor, count: int, top: int) -> Tensor:
     """``x`` (M, K), numbers from -top to top, times packed codes: (M, N), by ``count`` digits."""
-    if count == 1:
-        return packed.multiply(x, top)
     finer, rows = 2 * top, []
     for _ in range(count):
         rows.append(x.round())
         x = (x - rows[-1]) * finer
-    y, *others = packed.multiply(torch.cat(rows), top).chunk(count)[::-1]
+    y, *others = packed.sums(torch.cat(rows), top).chunk(count)[::-1]
     for other in others:
         y = y / finer + other
     return y

@@ -26,6 +26,7 @@ BENCHMARKS = {
     "loss": "bench_loss.rows",
     "layers": "bench_layers.rows",
     "decoding": "bench_decoding.rows",
+    "first_token": "bench_decoding.first_token",
     "context": "bench_decoding.context",
     "engine": "bench_engine.rows",
     "quantize": "bench_quantize.rows",

@@ -1,12 +1,15 @@
-"""Decoding beside transformers and other engines, and beside the limit that memory sets; cost as
-the context grows.
+"""Decoding beside transformers and other engines, and beside the limit that memory sets; the wait
+for the first token; cost as the context grows.
 
 One token reads every weight once, so no step can be faster than the bytes of the weights divided by
 the bandwidth of memory. A *step* is one token with a filled cache, the model alone; *generating* is
 all of it, with the prompt and the choice of each token. Ours and theirs have the same random
 weights. Equal greedy tokens are expected in float32; in bfloat16 a near-tie may part them.
 
-The second benchmark measures one token at several lengths of the context, for each cache, between
+The first token waits until the prompt is read, which is arithmetic, not memory: every weight is
+used for all tokens of the prompt. Measured as everything else here, for long prompts.
+
+The last benchmark measures one token at several lengths of the context, for each cache, between
 two moments at which a growing one doubles. What a cache holds does not change its time, so it is
 filled with random numbers.
 """
@@ -30,6 +33,7 @@ from lm_from_scratch.checkpoint.weights import from_pretrained, save_pretrained
 from lm_from_scratch.generation.generate import decode, generate, prefill
 from lm_from_scratch.generation.sampling import Sampler
 from lm_from_scratch.instruments.layout import LAYOUTS, lay_out_
+from lm_from_scratch.instruments.onednn import multiplies
 from lm_from_scratch.interop.caches import from_legacy, to_transformers
 from lm_from_scratch.models.gpt2 import SIZES, GPT2Config
 from lm_from_scratch.models.interface import CausalLM
@@ -156,6 +160,10 @@ def rows(size: Size) -> Iterator[Row]:
             ours, theirs = twins(config, getattr(torch, dtype))
             for batch in (1, 8):
                 where = shape, dtype, batch
+                if batch > 1 and not multiplies(getattr(torch, dtype)):  # minutes
+                    title = f"{shape}, {dtype}, batch {batch}, a token"
+                    yield measure.absent(title, "ours", THEIRS, "tokens/s")
+                    continue
                 kinds = laid_out(ours, batch)
                 yield from steps(where, kinds, theirs, size)
                 yield from generating(where, kinds["ours"], theirs, size)
@@ -176,7 +184,7 @@ def steps(
     title = f"{shape}, {dtype}, batch {batch}, a token"
     ours = kinds["ours, rows"][0]
     idx = prompt(ours.config, batch)
-    n, rounds = 2 if size.smoke else 8, size.rows(3) + 2
+    n, rounds = 2 if size.smoke else 4 if "0.5B" in shape else 8, size.rows(3) + 2
     runs = {kind: our_step(model, idx, n, rounds + 1) for kind, (model, _) in kinds.items()}
     runs[THEIRS] = peers.transformers_step(theirs, idx, n)
     times = measure.in_turns(runs, rounds, {"bandwidth": measure.bandwidth(size)}, title=title)
@@ -227,7 +235,7 @@ def in_int8(shape: str, ours: CausalLM, theirs: Any, size: Size) -> Iterator[Row
 
 def against(
     title: str, kind: str, runs: dict[str, Callable[[], torch.Tensor]], absent: list[str],
-    tokens: int, size: Size, more: dict[str, dict[str, Any]],
+    tokens: int | None, size: Size, more: dict[str, dict[str, Any]],
 ) -> Iterator[Row]:  # fmt: skip
     """A row beside each peer. Greedy tokens are those of the peer, but for near-ties."""
     said = {name: run() for name, run in runs.items()}  # which warms up, too
@@ -239,7 +247,8 @@ def against(
         note = "; ".join(filter(None, notes))
         yield times.row(title, kind, peer, tokens=tokens, note=note, **found)
     for peer in absent:
-        yield measure.absent(title, kind, peer, "tokens/s", "not installed")
+        unit = "ms" if tokens is None else "tokens/s"
+        yield measure.absent(title, kind, peer, unit, "not installed")
 
 
 def length(shape: str, batch: int, size: Size) -> int:
@@ -247,6 +256,24 @@ def length(shape: str, batch: int, size: Size) -> int:
     if size.smoke:
         return 4
     return 32 if size.quick or batch > 1 or shape == "Qwen2-0.5B" else 128
+
+
+def first_token(size: Size) -> Iterator[Row]:
+    """Milliseconds from a long prompt to the first token after it."""
+    shape = "smoke" if size.smoke else "GPT-2 small"
+    ours, theirs = twins(shapes(size)[shape], torch.float32)
+    models = {"float32": copy.deepcopy(ours), "int8": ours}
+    note = str(lay_out_(models["float32"]))
+    quantize_(models["int8"], bits=8)
+    for dtype, model in models.items():
+        for length in (16, 32) if size.smoke else (512, 2048):
+            idx = prompt(model.config, 1, length)
+            fp32 = THEIRS if dtype == "float32" else f"{THEIRS} fp32"
+            runs = {"ours": our_run(model, idx, 1), fp32: peers.transformers_run(theirs, idx, 1)}
+            absent = peers.add_engines(runs, theirs, idx, 1, dtype)
+            title = f"{shape}, {dtype}, a prompt of {length} tokens"
+            more = {fp32: dict(note=note if dtype == "float32" else "")}
+            yield from against(title, "ours", runs, absent, None, size, more)
 
 
 def filled(config: Config, batch: int, length: int, reserve: int = 0) -> GrowingCache:

@@ -327,7 +327,7 @@ def huge_pages() -> str | None:
 
 #: Packages whose versions decide: ours, what it stands on, and the peers.
 PACKAGES = ("torch", "transformers", "lm_from_scratch", "galore-torch", "pytorch_optimizer",
-            "bitsandbytes", "ctranslate2", "xllamacpp", "torchao")  # fmt: skip
+            "bitsandbytes", "ctranslate2", "xllamacpp", "torchao", "nano_gpt")  # fmt: skip
 #: With these a processor is treated as an older one, library by library.
 CAPS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CT2_FORCE_CPU_ISA")
 

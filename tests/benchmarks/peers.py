@@ -1,4 +1,4 @@
-"""Engines that people use on a CPU, each behind a function that decodes greedily.
+"""Engines that people use on a CPU, each behind a function that decodes greedily; GPT-2 of others.
 
 ``make bench`` installs them into ``build/bench/peers``: CTranslate2, and llama.cpp as xllamacpp
 carries it. (Its own Python package has no wheel; built on the spot it would use AVX-512, too.)
@@ -9,8 +9,9 @@ import copy
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from measure import APART
@@ -20,6 +21,9 @@ Run = Callable[[], Tensor]
 TRANSFORMERS = "transformers"
 STATIC = "transformers, static cache, compiled"
 CTRANSLATE2, LLAMA, TORCHAO = "CTranslate2", "llama.cpp", "torchao"
+NANOGPT = "nanoGPT"
+#: What nano_gpt imports beside torch and transformers.
+UNUSED = ("tiktoken", "datasets")
 PACKAGES = {CTRANSLATE2: "ctranslate2", LLAMA: "xllamacpp"}
 
 
@@ -30,6 +34,25 @@ def add_engines(runs: dict[str, Run], model: Any, idx: Tensor, n: int, dtype: st
         if importlib.util.find_spec(PACKAGES[name]):
             runs[name] = engine(model, idx, n, dtype)
     return [name for name in engines if name not in runs]
+
+
+def gpt2_of(peer: str, block_size: int, sizes: Mapping[str, Any]) -> Any:
+    """A GPT-2 to be trained: that of transformers, or nanoGPT's as nano_gpt carries it."""
+    if peer == TRANSFORMERS:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        return GPT2LMHeadModel(GPT2Config(n_positions=block_size, use_cache=False, **sizes)).train()
+    # its tokenizer and data sets are not needed, and neither is what they import
+    absent = {name: mock.MagicMock() for name in UNUSED if name not in sys.modules}
+    sys.modules.update(absent)
+    from nano_gpt.config import GPTConfig
+    from nano_gpt.model import GPT
+
+    for name in absent:
+        del sys.modules[name]
+    names = ("vocab_size", "n_layer", "n_head", "n_embd")
+    config = GPTConfig(block_size=block_size, **{name: sizes[name] for name in names})
+    return GPT(config, tokenizer=None)
 
 
 def transformers_run(model: Any, idx: Tensor, n: int, **switches: Any) -> Run:

@@ -383,7 +383,7 @@ def test_every_benchmark_runs_at_a_tiny_size(name: str) -> None:
         ("training", {"ours bf16", "ours bf16, compiled"}),
         ("qwen2", {"ours", "ours, chunked loss"}),
         ("loss", {"ours", "ours, chunked"}),
-        ("decoding", {"ours, packed"}),
+        ("decoding", {"ours", "ours, packed"}),
         ("quantize", {"bf16, packed"}),
     ],
 )

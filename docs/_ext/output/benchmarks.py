@@ -24,6 +24,7 @@ NOTHING = "–"
 #: What a reader asks, and the benchmark that answers it, in the order of the page.
 QUESTIONS = {
     "decoding": "How fast does it write?",
+    "first_token": "How long until the first token?",
     "training": "How fast does it train?",
     "engine": "How fast are many requests at a time?",
     "quantize": "What do 8 and 4 bits bring?",
