@@ -140,8 +140,8 @@ class Packed:
         self.kept = codes if self.kernel is None or self.keeps else None
 
     def multiply(self, x: Tensor, longest: Tensor, top: int) -> Tensor:
-        """``x`` (M, K), each row rounded to codes from -top to top, which stands for its ``longest``
-        (M, 1) number, times the codes: (M, N)."""
+        """``x`` (M, K) times the codes: (M, N). Each row is rounded to codes of at most ``top``, which
+        stands for the ``longest`` (M, 1) of its numbers."""
         if self.kernel is not None and len(x) == 1:
             step = max(longest.item() / top, TINY)
             if math.isfinite(step):
@@ -226,7 +226,8 @@ def filled_up(K: int) -> int:
 
 
 def by_fbgemm(kernel: Any, x: Tensor, top: int, step: float = 1.0) -> Tensor:
-    """``x`` (M, K), rounded here to multiples of ``step`` up to top, times packed codes: (M, N)."""
+    """``x`` (M, K), rounded here to multiples of ``step`` of at most top, times packed codes:
+    (M, N)."""
     # bytes of x have no sign there: the kernel adds top + 1, and takes it off the sum
     linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     return linear(x, step, top + 1, kernel)
