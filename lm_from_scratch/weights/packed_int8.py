@@ -140,13 +140,13 @@ class Packed:
         self.kept = codes if self.kernel is None or self.keeps else None
 
     def multiply(self, x: Tensor, longest: Tensor, top: int) -> Tensor:
-        """``x`` (M, K) times the codes: (M, N). Each row is rounded to codes of at most ``top``, which
+        """``x`` (M, K) times the codes: (M, N). Each row is rounded to codes up to ``top``, which
         stands for the ``longest`` (M, 1) of its numbers."""
         if self.kernel is not None and len(x) == 1:
             step = max(longest.item() / top, TINY)
             if math.isfinite(step):
                 return by_fbgemm(self.kernel, x, top, step)
-        steps = longest.div_(top).clamp_(min=TINY)
+        steps = (longest / top).clamp_(min=TINY)
         if self.kernel is None:
             return by_int_mm(self.codes, x / steps).mul_(steps)
         # rounded as the kernel rounds a row alone: x / step + zero, with no rounding before
