@@ -313,7 +313,8 @@ def test_the_page_says_what_kind_of_run_is_stored(size: Size, tmp_path: Path) ->
     for benchmark in made["benchmarks"].values():
         benchmark["date"] = "2026-01-02"
     text = page_of([made], tmp_path)
-    line = f"A {size.name} run of 2026-01-02, 1,234 seconds in all."
+    line = f"A {size.name} run of 2026-01-02, 1,234 seconds for 2 of "
+    line += f"{len(benchmarks.QUESTIONS)} questions."
     assert any(line in said for said in text.splitlines()[:25])
     assert ("Few rounds" in text) == (size.name == "quick")
     made["benchmarks"]["loss"]["date"] = "2026-01-04"

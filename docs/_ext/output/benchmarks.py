@@ -241,6 +241,7 @@ def values(reports: list[Report], folder: Path) -> dict[str, Any]:
     overview(reports, folder / "overview.svg")
     return {
         "runs": [run_of(report) for report in reports],
+        "packages": list(dict.fromkeys(name for report in reports for name in report["versions"])),
         "questions": QUESTIONS,
         "sections": {name: section(name, reports, folder) for name in QUESTIONS},
         "gpu": (ROOT / "tutorials" / "gpu" / "measurements.json").is_file(),
