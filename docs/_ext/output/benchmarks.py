@@ -125,7 +125,10 @@ def figure(table: list[list[Row | None]], names: list[str], path: Path) -> None:
         drawn.set_figheight(0.7 + 0.38 * y)
         wide = max(ends) > 20 * min(ends)
         for ax, name in zip(axes[0], names, strict=True):
-            ratio_axis(ax, "ratio, over the peer", name if n > 1 else "")
+            lines = name.replace(" (family", "\n(family").replace("), ", ")\n")
+            ratio_axis(ax, "ratio, over the peer", lines if n > 1 else "")
+            ax.title.set_fontsize(7)
+            ax.patch.set_visible(False)  # a long label goes on into the next panel
             ax.set(xlim=(min(ends) / 1.15, max(ends) * 1.15), ylim=(y - 0.5, -0.6))
             few = (1,) if n > 1 else (1, 3)
             ax.xaxis.set_major_locator(LogLocator(subs=few if wide else (1, 1.4, 2, 3, 5, 7)))
