@@ -50,11 +50,7 @@ def step_of(size: str, kind: str, dtype: str) -> Callable[[], None]:
 
 def grown(size: str, kind: str, dtype: str) -> float:
     """MB that this process grows by in two steps; the gradients are there before."""
-    step = step_of(size, kind, dtype)
-    before = measure.peak_megabytes()
-    for _ in range(2):
-        step()
-    return max(measure.peak_megabytes() - before, 0.1)
+    return measure.growth(step_of(size, kind, dtype))
 
 
 def rows(size: Size) -> Iterator[Row]:

@@ -72,10 +72,7 @@ def grown(shape: str, kind: str, dtype: str) -> float:
     model, step = step_of(shape, kind, dtype)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    before = measure.peak_megabytes()
-    for _ in range(2):
-        step()
-    return max(measure.peak_megabytes() - before, 0.1)
+    return measure.growth(step)
 
 
 def rows(size: Size) -> Iterator[Row]:

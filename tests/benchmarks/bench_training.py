@@ -89,11 +89,8 @@ def grown(shape: str, kind: str, dtype: str, onednn: bool) -> float:
     """MB that this process grows by in two steps, without what is there between them."""
     model, step = step_of(shape, kind, dtype, onednn)
     held = [torch.ones_like(p) for p in model.parameters() for _ in range(3)]
-    before = measure.peak_megabytes()
     del held  # as large as gradients and two moments
-    for _ in range(2):
-        step()
-    return max(measure.peak_megabytes() - before, 0.1)
+    return measure.growth(step)
 
 
 def rows(size: Size) -> Iterator[Row]:

@@ -272,6 +272,14 @@ def peak_megabytes() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
+def growth(step: Run) -> float:
+    """MB that this process has to grow by for two steps."""
+    before = peak_megabytes()
+    for _ in range(2):
+        step()
+    return max(peak_megabytes() - before, 0.1)
+
+
 def _call(connection: Any, module: str, function: str, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     connection.send(getattr(importlib.import_module(module), function)(*arguments))

@@ -7,6 +7,7 @@ itself is `_pages/benchmarks.rst`.
 """
 
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,7 @@ def figure(table: list[list[Row | None]], names: list[str], path: Path) -> None:
         drawn.set_figheight(0.7 + 0.38 * y)
         wide = max(ends) > 20 * min(ends)
         for ax, name in zip(axes[0], names, strict=True):
-            lines = name.replace(" (family", "\n(family").replace("), ", ")\n")
-            ratio_axis(ax, "ratio, over the peer", lines if n > 1 else "")
+            ratio_axis(ax, "ratio, over the peer", textwrap.fill(name, 26) if n > 1 else "")
             ax.title.set_fontsize(7)
             ax.patch.set_visible(False)  # a long label goes on into the next panel
             ax.set(xlim=(min(ends) / 1.15, max(ends) * 1.15), ylim=(y - 0.5, -0.6))
