@@ -255,13 +255,13 @@ def docs() -> None:
     )
     say("Its other languages, and the lessons as EPUB")
     first, *others = languages()
-    with ThreadPoolExecutor() as pool:  # the same results, other texts
-        started = [pool.submit(edition, language) for language in others]
-        shutil.copy(pool.submit(epub, first).result(), ROOT / SITE)
-        for one in started:
-            one.result()
-    for language in others:
-        shutil.copy(epub(language), ROOT / SITE / language)
+    with ThreadPoolExecutor(2) as pool:  # the same results, other texts
+        editions = [pool.submit(edition, language) for language in others]
+        copies = {language: pool.submit(epub, language) for language in [first, *others]}
+    for done in editions:
+        done.result()
+    for language, done in copies.items():
+        shutil.copy(done.result(), ROOT / SITE / ("" if language == first else language))
     say(f"The site is in {SITE}. Open {SITE}/index.html, or run: python make.py serve")
 
 
