@@ -237,6 +237,9 @@ def languages() -> list[str]:
 # seconds to start: only the stored notebooks have it.)
 PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2", "--dist", "worksteal"]
 QUICK = ["-m", "not slow"]
+# What is compiled once is read by the other process, and by all that tests start, even where the
+# environment asks Python to keep nothing: a third of the time to collect the tests.
+KEPT = {"PYTHONDONTWRITEBYTECODE": ""}
 NBVAL = ["-m", "pytest", "--nbval", "--nbval-current-env", "-n", "2", "--dist", "loadfile"]
 
 
@@ -363,14 +366,14 @@ def check() -> None:
 def test() -> None:
     """lint, then every test that is not marked slow, and the stored notebooks of the lessons"""
     lint()
-    run(python(), *PYTEST, *QUICK)
+    run(python(), *PYTEST, *QUICK, **KEPT)
     validate(r"\d+_.*")  # a number with a letter is a page in depth
 
 
 def test_all() -> None:
     """lint, then every test, the slow ones too, and every stored notebook"""
     lint()
-    run(python(), *PYTEST)
+    run(python(), *PYTEST, **KEPT)
     validate(".*")
 
 
