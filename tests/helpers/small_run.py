@@ -4,6 +4,6 @@
 #: in it is chosen by measuring.
 SMALL = [
     "--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--block-size",
-    "32", "--batch-size", "4", "--steps", "6", "--warmup", "1", "--eval-every", "3", "--quiet",
+    "32", "--batch-size", "16", "--steps", "6", "--warmup", "1", "--eval-every", "3", "--quiet",
     "--library", "torch",
 ]  # fmt: skip

@@ -211,23 +211,27 @@ def test_a_table_of_shapes_in_the_module_is_enough(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- the pages
 
 
+@cache
+def index() -> str:
+    return render("api.rst", **package.index())
+
+
 def test_the_index_has_every_file_in_one_room() -> None:
     found = [module for members in package.by_room().values() for module in members]
     assert sorted(found) == sorted(package.listed())
 
 
 def test_the_index_names_what_has_a_place_on_a_page() -> None:
-    index = render("api.rst", **package.index())
-    assert "(RoPE)" in index and "rope.apply_rope`" in index
-    assert "check_" not in index and "_kernel`" not in index
+    text = index()
+    assert "(RoPE)" in text and "rope.apply_rope`" in text
+    assert "check_" not in text and "_kernel`" not in text
     # A kernel's helper and a custom operator have no place on a page: autodoc passes over them.
-    assert "load_rows" not in index and "adamw_in_place" not in index
-    assert "`~lm_from_scratch.kernels.adamw.adamw_`" in index
+    assert "load_rows" not in text and "adamw_in_place" not in text
+    assert "`~lm_from_scratch.kernels.adamw.adamw_`" in text
 
 
 def test_the_index_begins_with_five_files_that_lessons_use() -> None:
-    index = render("api.rst", **package.index())
-    start, _, rest = index.partition("``attention``\n---")
+    start, _, rest = index().partition("``attention``\n---")
     lines = re.findall(r"^#\. :doc:`[\w.]+ <([\w.]+)>`: (.+)$", start, re.M)
     assert [module for module, _ in lines] == [f"lm_from_scratch.{name}" for name in package.FIRST]
     for module, about in lines:
@@ -238,8 +242,7 @@ def test_the_index_begins_with_five_files_that_lessons_use() -> None:
 
 
 def test_what_is_for_authors_stands_apart_at_the_end() -> None:
-    index = render("api.rst", **package.index())
-    before, _, after = index.partition("\nFor authors\n-----------\n")
+    before, _, after = index().partition("\nFor authors\n-----------\n")
     for module in package.listed():
         of_authors = module.split(".")[1] in package.FOR_AUTHORS
         assert (f"<{module}>`" in after) == of_authors, module

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_from_scratch.attention.pooling import blocks_of, completes, in_order, pool
@@ -27,7 +28,7 @@ def by_hand(positions, documents, values, gates, size, width):
     return entries
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, 60)
 @given(size=st.integers(1, 4), overlap=st.booleans(), data=st.data(), seed=st.integers(0, 999))
 def test_entries_are_those_of_a_loop(size: int, overlap: bool, data, seed: int) -> None:
     """Rows of several documents, with padding anywhere, in any order."""

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from caches import MODELS, pool
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_cache_laws import BOUND, LAWS, Twin
 from tiny_models import token_ids
@@ -31,7 +32,7 @@ class StreamingTwin(Twin):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@settings(max_examples=10)
+@examples(5, 10)
 @given(st.data())
 def test_it_obeys_the_laws_of_caches(law: str, data) -> None:
     """Any pieces, unequal rows, crop, select, failed passes, resets: always one full pass through

@@ -207,6 +207,36 @@ def test_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> None:
     assert not [*tmp_path.iterdir()]
 
 
+END = b"--- the next command ---\n"
+ONE_AFTER_THE_OTHER = f"""if True:
+    import sys
+    from lm_from_scratch.__main__ import start
+    words, commands = sys.argv[1:], [[]]
+    for word in words:
+        commands.append([]) if word == ";" else commands[-1].append(word)
+    for command in commands:
+        sys.argv[1:] = command
+        try:
+            start()
+        except SystemExit as stop:
+            if stop.code:
+                raise
+        print({END.decode().strip()!r}, flush=True)
+"""
+
+
+def commands(
+    locale: dict[str, str], *each: list[str | bytes]
+) -> tuple[list[bytes], subprocess.CompletedProcess[bytes]]:
+    """What each command prints, one after the other in one process, which imports torch once."""
+    words = [word for command in each for word in (*command, ";")][:-1]
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_AFTER_THE_OTHER, *words],
+        env={**os.environ, **locale}, capture_output=True, check=False,
+    )  # fmt: skip
+    return done.stdout.split(END), done
+
+
 @pytest.mark.parametrize(
     "locale",
     [
@@ -215,22 +245,25 @@ def test_an_empty_name_is_refused(words, tmp_path, monkeypatch, capsys) -> None:
         pytest.param({"PYTHONIOENCODING": "ascii"}, marks=SLOW),
     ],
 )
-def test_what_the_output_cannot_show_is_a_question_mark(locale, tmp_path) -> None:
-    options = {"env": {**os.environ, **locale}, "capture_output": True, "check": False}
-    generate = [*PROGRAM, "generate", "--max-new-tokens", "2", "--prompt", "Größe: ☃".encode()]
-    done = subprocess.run(generate, **options)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.startswith(b"Gr") and b"e: ?" in done.stdout
+def test_what_cannot_be_shown_is_a_question_mark_and_what_is_no_text_one_line(
+    locale, tmp_path
+) -> None:
     out = os.fsencode(tmp_path) + "/rün☃".encode()  # a path keeps its name
-    done = subprocess.run([*PROGRAM, "convert", "gpt2-docs", "--out", out], **options)
-    assert (done.returncode, done.stderr) == (0, b"")
+    said, done = commands(
+        locale,
+        ["generate", "--max-new-tokens", "2", "--prompt", "Größe: ☃".encode()],
+        ["convert", "gpt2-docs", "--out", out],
+        ["generate", "--prompt", b"\xff"],  # no text
+    )
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and len(said) == 3
+    assert said[0].startswith(b"Gr") and b"e: ?" in said[0]
     assert os.path.isfile(out + b"/config.json")
 
 
 @pytest.mark.parametrize(
     "locale", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, pytest.param({}, marks=SLOW)]
 )
-def test_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> None:
+def test_what_is_piped_in_is_utf_8(locale) -> None:
     code = """if True:
         from lm_from_scratch import __main__
         __main__.take_any_text()
@@ -240,9 +273,6 @@ def test_what_is_piped_in_is_utf_8_and_what_is_not_is_one_line(locale) -> None:
     echo = [sys.executable, "-c", code]
     done = subprocess.run(echo, input="\ufeffGröße".encode(), **options)
     assert done.stdout == b"'Gr\\xf6\\xdfe'\n"
-    generate = [*PROGRAM, "generate", "--prompt", b"\xff"]
-    done = subprocess.run(generate, **options)
-    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
 
 
 @pytest.mark.slow

@@ -299,7 +299,8 @@ def course(
     command += ["--csv", str(folder / "out.csv"), "--reports", str(folder / "reports")]
     command += ["--exercises", "rms_norm", "--seconds", "2", "--jobs", "4"]
     subprocess.run(command, check=True)
-    time.sleep(3.5)  # what was left behind would write now
+    if "leaves_a_daemon" in asked:
+        time.sleep(3.5)  # what was left behind would write now
     with open(folder / "out.csv", newline="", encoding="utf-8-sig") as file:
         rows = {row["student"]: row for row in csv.DictReader(file)}
     yield Course(rows, folder, heard)

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from transformers import (
@@ -91,7 +92,7 @@ def tokens_of(results: list[list[Hypothesis]]) -> list[list[tuple[int, ...]]]:
 # ---------------------------------------------------------------------------------- transformers
 
 
-@settings(max_examples=100)
+@examples(25, 100)
 @given(searches())
 def test_tokens_and_scores_equal_transformers(search) -> None:
     name, arguments = search

@@ -11,7 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from caches import pool as new_pool
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
 
@@ -41,7 +42,7 @@ def alone(model, request: Request) -> list[int]:
     return complete(steps)[0]
 
 
-@settings(max_examples=40)
+@examples(14, 40)
 @given(st.data())
 def test_every_request_says_what_it_says_alone(data) -> None:
     draw = data.draw

@@ -11,7 +11,8 @@ from fractions import Fraction
 import pytest
 import torch
 from caches import KINDS, MODELS
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from torch._dynamo.testing import CompileCounter
@@ -70,7 +71,7 @@ def test_greedy_equals_transformers_for_left_padded_prompts() -> None:
     assert complete(generate(MODEL, PROMPTS, 20, GREEDY)) == out[:, n:].tolist()
 
 
-@settings(max_examples=15)
+@examples(6, 15)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 1000))
 def test_a_row_of_a_batch_equals_the_row_alone(lengths: list[int], seed: int) -> None:
     prompts = [token_ids(n, seed=seed + i).tolist() for i, n in enumerate(lengths)]

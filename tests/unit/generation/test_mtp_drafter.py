@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from mtp_layers import enlarged, of_transformers, taught, theirs
 from test_speculative import PENALTY, PROMPTS, Scripted, cache_of, nothing, p_value, rows_of
@@ -35,7 +36,7 @@ KINDS = ["none", "growing", "static", "sliding", "paged", "layered"]
 lengths_of_prompts = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
-@settings(max_examples=50)
+@examples(12, 50)
 @given(
     name=st.sampled_from(sorted(MODELS)),
     n_depth=st.integers(1, 3),
@@ -265,7 +266,7 @@ def test_the_same_test_sees_drafts_judged_by_another_q() -> None:
 # ----------------------------------------------------------------------------------------- the rest
 
 
-@settings(max_examples=10)
+@examples(4, 10)
 @given(lengths_of_prompts, st.integers(1, 5), st.integers(0, 1000), st.integers(1, 3))
 def test_a_row_of_a_batch_equals_the_row_alone(lengths, n_draft, seed, n_depth) -> None:
     prompts = [token_ids(n, seed=seed + i, high=31).tolist() for i, n in enumerate(lengths)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_gpt2, tiny_qwen2, token_ids
@@ -190,7 +191,7 @@ def greedy_is_what_generate_says(
         assert len(passes) == max(map(len, want))
 
 
-test_greedy_is_what_generate_says = settings(max_examples=50)(drawn(greedy_is_what_generate_says))
+test_greedy_is_what_generate_says = examples(16, 50)(drawn(greedy_is_what_generate_says))
 test_greedy_is_what_generate_says_in_more_examples = pytest.mark.slow(
     settings(max_examples=150)(drawn(greedy_is_what_generate_says))
 )
@@ -204,7 +205,7 @@ def test_a_quantised_cache_says_what_it_says_in_plain_generation() -> None:
         assert rows_of(got) == want
 
 
-@settings(max_examples=30)
+@examples(8, 30)
 @given(
     lengths_of_prompts,
     st.integers(1, 5),
@@ -253,7 +254,7 @@ def outcomes(p: torch.Tensor, q: torch.Tensor, x: int, n: int = 400) -> tuple[fl
     return float(count.double().mean()), torch.bincount(out, minlength=V) / n**2
 
 
-@settings(max_examples=4)
+@examples(2, 4)
 @given(st.integers(0, 10**6))
 def test_what_comes_out_has_the_distribution_of_the_model(seed: int) -> None:
     p, q = probabilities(2, 6, seed=seed)

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_from_scratch.layers.delta_rule import chunk_delta_rule, recurrent_delta_rule, unit_length
@@ -43,7 +44,7 @@ def test_the_recurrence_is_its_definition() -> None:
             close([last[b, h]], [S])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, 60)
 @given(
     T=st.integers(1, 150), chunk=st.integers(1, 160), seed=st.integers(0, 99), docs=st.booleans()
 )

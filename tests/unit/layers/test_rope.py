@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -309,7 +310,7 @@ def assert_scaling_equals_transformers(
 
 
 @given(scaled(), st.lists(st.integers(0, 200), min_size=1, max_size=6))
-@settings(max_examples=100)
+@examples(30, 100)
 def test_scalings_equal_transformers(
     case: tuple[int, float, RopeScaling, int], drawn: list[int]
 ) -> None:
