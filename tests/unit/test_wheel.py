@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from gallery.downloads import tutorials
+from gallery import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = """
@@ -94,7 +94,8 @@ def wheel(source: Path) -> Path:
 def test_a_wheel_holds_the_package_and_the_notebooks(source: Path, wheel: Path) -> None:
     package = source / "lm_from_scratch"
     expected = {p.relative_to(source).as_posix() for p in package.rglob("*") if p.is_file()}
-    expected |= {f"lm_from_scratch/notebooks/{place.as_posix()}" for place, _ in tutorials()}
+    written = [(p.parent.name, p.stem) for p in [*pages.scripts(), *pages.notebooks()]]
+    expected |= {f"lm_from_scratch/notebooks/{chapter}/{page}.ipynb" for chapter, page in written}
     held = {name for name in contents(wheel) if ".dist-info/" not in name}
     assert held == expected
     assert "lm_from_scratch/py.typed" in held

@@ -78,7 +78,7 @@ def test_gradients_equal_those_of_the_formula(
 
 def test_gradients_are_those_of_finite_differences() -> None:
     vis = CASES["padding inside, window"].visibility()
-    inputs = [drawn(2, h, 7, 3, seed=h).requires_grad_() for h in (4, 2, 2)]
+    inputs = [drawn(2, h, 7, 3, seed=i).requires_grad_() for i, h in enumerate((2, 1, 1))]
     assert torch.autograd.gradcheck(lambda *x: attend_in_tiles(*x, vis, 3), inputs)
 
 

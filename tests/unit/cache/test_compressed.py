@@ -6,7 +6,7 @@ from caches import KINDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cache_laws import BOUND, Twin, feed_some
-from test_states import LAWS
+from test_states import each_with_each
 from tiny_models import enlarge_, token_ids
 
 from lm_from_scratch.cache.codec import Quantized
@@ -45,11 +45,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("examples", [2, pytest.param(12, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize(
-    "kind", ["growing", "static", "by window", "layered", "paged, blocks of 4"]
-)
+BLOCKS = ["growing", "static", "by window", "layered", "paged, blocks of 4"]
+
+
+@pytest.mark.parametrize(("kind", "law", "examples"), each_with_each(BLOCKS, (2, 12)))
 def test_every_kind_obeys_every_law_with_blocks(kind: str, law, examples: int) -> None:
     @settings(max_examples=examples)
     @given(

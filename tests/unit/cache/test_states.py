@@ -1,6 +1,9 @@
 """States of recurrent layers in every kind of cache: the laws of caches, for a model in which some
 layers have a state and no keys, and for one in which all have."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from caches import KINDS
@@ -74,9 +77,18 @@ def law_crop(twin: Twin, data) -> None:
 LAWS = [law_any_chunking, law_unequal_rows, law_crop, law_select, law_failed_pass, law_reset]
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(12, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("kind", KINDS)
+def each_with_each(kinds: Iterable[str], examples: tuple[int, int]) -> Iterator[Any]:
+    """Every kind with every law, in few examples and in many. The quick tests have half of the
+    pairs, each kind with three laws and each law with half of the kinds."""
+    for i, kind in enumerate(kinds):
+        for j, law in enumerate(LAWS):
+            for n in examples:
+                slow = n == max(examples) or (i + j) % 2
+                marks = [pytest.mark.slow] * bool(slow)
+                yield pytest.param(kind, law, n, marks=marks, id=f"{kind}-{law.__name__}-{n}")
+
+
+@pytest.mark.parametrize(("kind", "law", "examples"), each_with_each(KINDS, (3, 12)))
 def test_every_kind_obeys_every_law_with_states(kind: str, law, examples: int) -> None:
     @settings(max_examples=examples)
     @given(

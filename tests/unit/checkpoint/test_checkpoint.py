@@ -6,8 +6,6 @@ A G and a number in a name is a mistake of a real program; the pages use the sam
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -730,13 +728,3 @@ def test_the_dropout_of_a_token_classifier_is_found_as_transformers_finds_it(
     del contents["classifier_dropout"]
     (tmp_path / "m" / "config.json").write_text(json.dumps({**contents, **said}))
     assert classifier_from_pretrained(tmp_path / "m").dropout.p == dropout
-
-
-def test_loading_imports_no_compiler() -> None:
-    """torch imports its compiler to draw numbers on the meta device, and that takes seconds."""
-    program = (
-        "import sys; from lm_from_scratch.checkpoint.weights import load_shipped;"
-        "[load_shipped(name) for name in ('gpt2-docs', 'qwen2-docs')];"
-        "assert 'torch._dynamo' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -64,7 +64,7 @@ OF_WEIGHTS = ("has shape", "weights have", "missing", "unexpected", "no tensor i
 
 def made(family: str) -> Any:
     if family == "gpt2":
-        return tiny_gpt2(n_layer=2)
+        return tiny_gpt2(n_layer=1)
     scaling = YaRNScaling(factor=2.0, original_length=4)
     window = dict(sliding_window=4, layer_types=("full_attention", "sliding_attention"))
     if family == "qwen2":

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,22 @@ from lm_from_scratch.commands.presets import PRESETS
 from lm_from_scratch.instruments.layout import TRAINING
 from lm_from_scratch.models.qwen2 import Qwen2ForCausalLM
 from lm_from_scratch.runs.folder import only_run_in
+from lm_from_scratch.text.corpora import CORPORA, Document, load_split
 from lm_from_scratch.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def an_eighth_of_a_corpus() -> Iterator[None]:
+    """Runs of six steps read no more than that: most of their time would be a tokenizer's."""
+
+    def load_some(names: list[str], held_out: float) -> tuple[list[Document], list[Document]]:
+        documents, others = load_split(names, held_out)
+        step = 8 if {*names} & {*CORPORA} else 1
+        return documents[::step], others[::step]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_from_scratch.commands.setups.load_split", load_some)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -219,7 +219,7 @@ def test_a_run_that_labels_goes_on_bit_for_bit(labelled, tmp_path, capsys) -> No
         ("text\tlabel\n", "holds no text with a label"),
         ("fruit\tplum\nfruit\tfig\nstone\tflint\nfruit\tlime\nstone\tslate\n", "5 labels for 5"),
         ("a\tx\na\ty\n", "1 text cannot be split"),
-        ("a\tx\nb\ty\n", "1 texts are fewer than batch_size=4"),
+        ("a\tx\nb\ty\n", "1 texts are fewer than batch_size=16"),
         ("".join(f"{i}\tx\n" for i in range(99)), "['x'] leaves nothing to learn: two labels"),
         ("a\tx\nb\ty\x07z\n", "line 2: the label 'y\\x07z' must be plain text"),
     ],

@@ -1,5 +1,6 @@
 """train --sft, --dpo and --grpo: as a newcomer would type them, and what is refused."""
 
+import io
 import json
 import os
 import re
@@ -73,7 +74,7 @@ def refused(said: tuple[int, str, str], *parts: str) -> None:
     assert all(part in error for part in parts), error
 
 
-def test_chats_are_learned_and_a_chat_ends_its_turn(source, tmp_path, capsys) -> None:
+def test_chats_are_learned_and_a_chat_ends_its_turn(source, tmp_path, capsys, monkeypatch) -> None:
     file = write(tmp_path / "chats.jsonl", [chat(str(n), "ab") for n in range(64)])
     numbers = ["--steps", "40", "--lr", "1e-2", "--batch-size", "16", "--eval-every", "40"]
     assert main(command("sft", file, source, tmp_path / "run", *numbers)) == 0
@@ -84,12 +85,11 @@ def test_chats_are_learned_and_a_chat_ends_its_turn(source, tmp_path, capsys) ->
     end = Tokenizer.load(model).backend.token_to_id("<|im_end|>")
     written = json.loads((model / "generation_config.json").read_text())
     assert written["eos_token_id"] == [0, end]
-    talk = [sys.executable, "-m", "lm_from_scratch", "generate", "--model", str(model), "--chat"]
-    done = subprocess.run(
-        [*talk, "--temperature", "0", "--max-new-tokens", "50"], input="7\n", text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.replace(">", "").strip() == "ab" and "im_end" not in done.stdout
+    monkeypatch.setattr("sys.stdin", io.StringIO("7\n"))
+    talk = ["generate", "--model", str(model), "--chat"]
+    assert main([*talk, "--temperature", "0", "--max-new-tokens", "50"]) == 0
+    said = capsys.readouterr().out
+    assert said.replace(">", "").strip() == "ab" and "im_end" not in said
 
 
 def test_preferences_are_learned(run, tmp_path) -> None:

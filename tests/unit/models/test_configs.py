@@ -292,18 +292,24 @@ def test_what_no_file_can_say_is_not_written(config: Any, family: str | None, me
         (Gemma4Config(**gemma4.SIZES["Gemma-4-E4B"]), "7.5", None),
         (Gemma4Config(**gemma4.SIZES["Gemma-4-31B"]), "30.7", None),
         (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-30B-A3B"]), "31", "3"),
-        (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), "235", "22"),
+        pytest.param(
+            Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), "235", "22",
+            marks=pytest.mark.slow,  # a second of modules without memory, as below
+        ),
         (Qwen3NextConfig(**qwen3_next.SIZES["Qwen3-Next-80B-A3B"]), "80", "3.6"),  # its name says 3
         (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-0.8B"]), "0.8", None),
         (Qwen3_5Config(), "9.0", None),
         (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-27B"]), "27", None),
         (Qwen3_5MoeConfig(), "35", "3"),
-        (Qwen3_5MoeConfig(**qwen3_5.MOE_SIZES["Qwen3.5-397B-A17B"]), "396", "16"),  # says 397
+        pytest.param(  # its name says 397
+            Qwen3_5MoeConfig(**qwen3_5.MOE_SIZES["Qwen3.5-397B-A17B"]), "396", "16",
+            marks=pytest.mark.slow,
+        ),
         (DeepseekV3Config(), "671", "37"),
         (GptOssConfig(**gpt_oss.SIZES["gpt-oss-20b"]), "20.9", "3.6"),
         (GptOssConfig(), "116.8", "5.1"),
     ],
-)
+)  # fmt: skip
 def test_published_sizes_have_their_billions_of_parameters(
     config: Any, total: str, active: str | None
 ) -> None:

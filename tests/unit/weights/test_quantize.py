@@ -29,6 +29,7 @@ from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.weights import int4
 from lm_from_scratch.weights.int4 import Int4Weight, block_rows, kernel_reads
 from lm_from_scratch.weights.int8 import Int8Weight
+from lm_from_scratch.weights.packed_int8 import largest_code
 from lm_from_scratch.weights.quantize import dequantize_, quantize_, quantized_weights
 from lm_from_scratch.weights.quantized_weight import KERNEL_DTYPES, QuantizedWeight
 
@@ -318,21 +319,29 @@ def test_kernels() -> None:
     assert kernel_reads(block_rows() // 2)  # on the processors that we test with
 
 
-@pytest.mark.parametrize("capability", ["avx2", pytest.param("default", marks=pytest.mark.slow)])
-def test_kernels_of_other_processors(capability: str) -> None:
+@pytest.mark.parametrize(
+    ("capability", "instructions"),
+    [("avx2", "AVX2"), pytest.param("default", "AVX512", marks=pytest.mark.slow)],
+)
+def test_kernels_of_other_processors(capability: str, instructions: str) -> None:
+    """Those of the packed weights too, in one process, which imports torch once: without
+    instructions for bytes a sum of two products has 16 bits there, and activations 7."""
     run = (
         "import test_quantize as t; t.check_kernels(); R = t.block_rows(); "
-        "print(R, t.kernel_reads(R // 2))"
+        "import test_packed_int8 as p; code = p.largest_code(); code and p.check_products(); "
+        "print(R, t.kernel_reads(R // 2), code)"
     )
     here = Path(__file__).parent
     root, helpers = Path(__file__).parents[3], Path(tiny_models.__file__).parent
     path = os.pathsep.join([*map(str, (here, helpers, root)), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": path}
+    environment["FBGEMM_ENABLE_INSTRUCTIONS"] = instructions
     done = subprocess.run(
         [sys.executable, "-c", run], env=environment, capture_output=True, text=True, cwd=here
     )
     assert done.returncode == 0, done.stderr
-    block, reads = done.stdout.split()
+    block, reads, code = done.stdout.split()
+    assert code in (("63", "127") if largest_code() else ("0",))
     assert int(block) == (32 if capability == "avx2" else 64)
     assert reads in ("True", "False")
 
