@@ -22,6 +22,7 @@ from playwright.sync_api import (
     Page,
     Request,
     Response,
+    expect,
     sync_playwright,
 )
 
@@ -38,6 +39,8 @@ QUIET = [
     # Every other name leads nowhere. A page that asks for one is recorded and fails.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+TIMEOUT = 60_000  # on a busy machine too
+expect.set_options(timeout=TIMEOUT)  # which would be 5 s, whatever the context says
 
 
 def site_of(edition: str) -> Path:
@@ -133,7 +136,7 @@ def new_context(browser: Browser, theme: str, width: int) -> BrowserContext:
         has_touch=width < 600,
         reduced_motion="reduce",  # so that a widget starts when a test says so
     )
-    context.set_default_timeout(60_000)  # on a busy machine too
+    context.set_default_timeout(TIMEOUT)
     return context
 
 

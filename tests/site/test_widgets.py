@@ -506,7 +506,16 @@ def test_a_long_text_is_read_from_the_start_in_blocks(visit: Visitor, server: st
 
 def test_another_link_in_the_same_tab(visit: Visitor, server: str) -> None:
     page = started(visit(), server, "next", "text=one")
-    page.evaluate("location.hash = '#live-next?text=two'")
+    page.evaluate(
+        """() => {  // the widget keeps its state after the address has changed, and before the page has
+          const { change, keep } = lm.Controls.prototype;
+          let controls;
+          lm.Controls.prototype.change = function (...all) { controls = this; change.apply(this, all); };
+          document.querySelector("#live-next textarea").dispatchEvent(new Event("input"));
+          location.hash = "#live-next?text=two";
+          keep.apply(controls);
+        }"""
+    )
     expect(page.locator("#live-next textarea")).to_have_value("two")
 
 

@@ -5,6 +5,7 @@ lm.widgets = {};
 const received = {}; // by name: what models/NAME.js has brought
 const built = {};
 const LONGEST = 2000; // letters of a text
+let kept; // the state in the address that a widget began with or wrote; another is a link to follow
 
 /* Called by models/NAME.js: a config, a tokenizer, and a safetensors file in base64; or a text to train on. */
 lm.receive = (name, parts) => (received[name] = parts);
@@ -32,6 +33,7 @@ lm.Controls = class {
   constructor(place, tokenizer, values, show) {
     const start = `#${place.id}?`;
     const given = new URLSearchParams(location.hash.startsWith(start) ? location.hash.slice(start.length) : "");
+    kept = location.hash;
     this.place = place;
     this.tokenizer = tokenizer;
     this.values = values;
@@ -86,9 +88,11 @@ lm.Controls = class {
   }
 
   keep() {
+    if (/^#live-[^?]*\?/.test(location.hash) && location.hash !== kept) return; // this page loads again
     const all = Object.keys(this.values).map((name) => [name, String(this[name])]);
     const now = all.filter(([, value]) => value.length <= LONGEST); // an address has no room for more
     history.replaceState(null, "", `#${this.place.id}?${new URLSearchParams(now)}`);
+    kept = location.hash;
   }
 
   /* The text to edit; `more` changes with it, and it is drawn after `wait` milliseconds. */
