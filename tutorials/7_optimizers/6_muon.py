@@ -204,8 +204,8 @@ for name, x in (("gradient", table), ("Muon", step)):
 # The race
 # --------
 #
-# A small Qwen2 learns Python's language reference, three times with each optimizer. The three runs differ in their
-# first weights and in the order of the text.
+# A Qwen2 of one block learns Python's language reference, three times with each optimizer. The three runs differ in
+# their first weights and in the order of the text.
 
 import time
 from pathlib import Path
@@ -237,7 +237,7 @@ train_file = write_tokens(read[:40], small, train_path)
 held_out = list(
     sequential_batches(write_tokens(unread, small, test_path), 16, 64)
 )[:3]
-sizes = dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=64)
+sizes = dict(n_layer=1, n_head=4, n_kv_head=2, n_embd=64)
 config = Qwen2Config(
     vocab_size=512, block_size=64, intermediate_size=192, **sizes,
     rope_theta=10000.0, eos_token_id=None,
@@ -256,7 +256,7 @@ def run(kind, lr, others=0.128, seed=1, steps=60, **options):
     groups = [{"params": matrices, **options}, {"params": rest}]
     optimizer = kind(groups, betas=(0.9, 0.95), weight_decay=0, fused=True)
     schedule = Schedule(steps=steps, lr=1.0, min_lr=0.1, warmup=10)
-    batches = PackedBatches(train_file, 8, 64, seed)
+    batches = PackedBatches(train_file, 6, 64, seed)
     start = time.process_time()
     for step in range(1, steps + 1):
         for group, rate in zip(optimizer.param_groups, (lr, others)):
@@ -279,8 +279,8 @@ def run(kind, lr, others=0.128, seed=1, steps=60, **options):
 kinds = {
     "AdamW": dict(kind=AdamW, lr=0.008),
     "AdamW, 72 steps": dict(kind=AdamW, lr=0.008, steps=72),
-    "GaLore, rank 16": dict(
-        kind=GaLore, lr=0.016, rank=16, scale=1.0, update_proj_gap=20
+    "GaLore, rank 8": dict(
+        kind=GaLore, lr=0.016, rank=8, scale=1.0, update_proj_gap=20
     ),
     "Muon": dict(kind=Muon, lr=0.032, momentum=0.95),
 }
@@ -302,10 +302,10 @@ ax.set_yticks(range(4), [*runs])
 ax.set_ylim(3.5, -0.5)
 plt.show()
 assert (muons < longer).all() and (longer < adamw).all()
-assert muons.mean() < longer.mean() - 0.05 and galore.mean() > adamw.mean()
+assert muons.mean() < longer.mean() - 0.05 and (galore > adamw).all()
 
 # %%
-# Muon, with every seed, and also against the longer runs of AdamW. GaLore is last: with a quarter of the directions it
+# Muon, with every seed, and also against the longer runs of AdamW. GaLore is last: with an eighth of the directions it
 # saves memory, not steps.
 #
 # Look at the rates, too. In AdamW and Muon the rate says how far a weight moves, and Muon's best is four times AdamW's.
