@@ -89,10 +89,9 @@ class Value:
     def backward(self) -> None:
         """Add the slope of this value with respect to each value that it depends on to its
         ``grad``."""
-        order = topological_order(self)
-        for value in order:
-            if value.parents:  # what is computed anew has no slope from before
-                value.grad = 0.0
+        order = [value for value in topological_order(self) if value.parents]
+        for value in order:  # what is computed anew has no slope from before
+            value.grad = 0.0
         self.grad += 1.0
         for value in reversed(order):
             grad = value.grad
@@ -126,9 +125,11 @@ def topological_order(root: Value) -> list[Value]:
             seen.add(value)
             stack.append((value, True))
             for parent in value.parents:
+                if parent in seen:
+                    continue
                 if parent.parents:
                     stack.append((parent, False))
-                elif parent not in seen:  # most are weights: they need not wait on the stack
+                else:  # most are weights: they need not wait on the stack
                     seen.add(parent)
                     order.append(parent)
     return order
