@@ -122,7 +122,7 @@ corpus = source()
 names = {document.name for document in split(corpus, 0.05)[1]}
 unread = [document for document in corpus if document.name in names]
 read = [document for document in corpus if document.name not in names]
-train = [example(text + "\n") for text in functions(read, 300)]
+train = [example(text + "\n") for text in functions(read, 200)]
 test = [example(text + "\n") for text in functions(unread, 130)]
 
 # %%
@@ -141,7 +141,7 @@ batch, labels = batch_of(train)
 batch_test, labels_test = batch_of(test)
 real = labels_test != -100
 print(len(train), "and", len(test), "programs,", int(real.sum()), "test tokens")
-assert len(train) == 300 and len(test) > 90
+assert len(train) == 200 and len(test) > 90
 
 # %%
 # A table first
@@ -184,7 +184,7 @@ assert 0.5 < right(table[batch_test.idx]) < 0.75
 
 torch.manual_seed(0)
 tagger = TokenClassifier(copy.deepcopy(model.backbone), K).train()
-optimizer = torch.optim.AdamW(tagger.parameters(), lr=7e-4)
+optimizer = torch.optim.AdamW(tagger.parameters(), lr=7e-4, fused=True)
 for chosen in torch.randperm(len(train)).split(8):
     part, wanted = batch_of([train[i] for i in chosen])
     logits = tagger(part.idx, positions=part.positions)  # (B, T, K)
@@ -202,7 +202,7 @@ print(f"table {right(table[batch_test.idx]):.0%}, model {right(answers):.0%}")
 assert right(answers) > right(table[batch_test.idx]) + 0.15
 
 # %%
-# That took one pass over 300 programs. Here is a program that the model has never seen, in the colours of its answers.
+# That took one pass over 200 programs. Here is a program that the model has never seen, in the colours of its answers.
 # A wavy line marks a mistake.
 
 short = [i for i, (ids, _) in enumerate(test) if 40 <= len(ids) < T]
