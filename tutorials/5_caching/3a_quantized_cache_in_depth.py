@@ -149,11 +149,11 @@ class RoundTrip(NoCache):
 
 
 double = load_shipped("qwen2-docs")[0].double().eval()
-short = idx[:, :61]
+short = idx[:2, :41]
 for codec in (Quantized(8, 32), Quantized(4, 16)):
     wanted = double(short, cache=RoundTrip(codec))
     rounding = (wanted - double(short)).abs().max().item()
-    for chunk in (61, 17, 1):
+    for chunk in (41, 17, 1):
         error = (read(double, codec, short, chunk)[0] - wanted).abs().max()
         assert error < 1e-9
     print(f"{codec}: law within 1e-9, exact model {rounding:.2f} away")
