@@ -82,10 +82,10 @@ def counted(passes):
 
 
 cache = dict(cache=GrowingCache(n_layer=12), keep=last)
-without = counted((blank[:, : n + 1], dict(keep=last)) for n in range(8))
-with_cache = counted((blank[:, n : n + 1], cache) for n in range(8))
-assert without == multiplications(small.config, 8, cached=False)
-assert with_cache == multiplications(small.config, 8, cached=True)
+without = counted((blank[:, : n + 1], dict(keep=last)) for n in range(4))
+with_cache = counted((blank[:, n : n + 1], cache) for n in range(4))
+assert without == multiplications(small.config, 4, cached=False)
+assert with_cache == multiplications(small.config, 4, cached=True)
 
 print("   N      without         with   ratio: linear, attention, all")
 for N in (8, 128, 1024):
@@ -100,8 +100,8 @@ assert round(ratios[2]) == 376
 # At GPT-2's full length the cache removes 375 of every 376 multiplications. How many are left? *Writing a text with a
 # cache takes as many multiplications as reading it in one pass*, if pairs that the mask hides are not counted.
 
-linear, all_pairs = counted([(blank[:, :8], {})])
-places = torch.arange(8)[None]
+linear, all_pairs = counted([(blank[:, :4], {})])
+places = torch.arange(4)[None]
 visible = Visibility(places, places).mask.double().mean().item()  # a share
 assert with_cache == (linear, visible * all_pairs)
 
