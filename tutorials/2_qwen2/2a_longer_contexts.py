@@ -53,7 +53,7 @@ rows = [
     for ids in texts
     for start in list(range(0, len(ids) - 4 * L, 4 * L))[:3]
 ]
-rows = torch.stack(rows[:4])  # (B, 4 L + 1)
+rows = torch.stack(rows[:3])  # (B, 4 L + 1)
 print(f"{len(rows)} rows of {4 * L} tokens and the token after")
 assert len(rows) > 2
 
