@@ -93,13 +93,14 @@ assert [round(n, 1) for n in active.values()] == [8.2, 3.4, 22.2]
 
 model, tokenizer = load_shipped("qwen2-docs")
 mlp = model.model.layers[0].mlp
+del model.model.layers[1:]  # the first is all that is needed
 
 
 @torch.no_grad()
 def seen(ids):  # what goes into the MLP, and what comes out
     pairs = []
     hook = mlp.register_forward_hook(lambda m, x, y: pairs.append((x[0], y)))
-    model(ids)
+    model.model(ids)
     hook.remove()
     return [t.flatten(0, 1) for t in pairs[0]]  # (N, C) each
 
