@@ -195,8 +195,10 @@ idx = torch.randint(97, (2, 203))
 with torch.no_grad():
     whole = small(idx)
     for sizes in ([50, 1, 1, 99, 52], [1] * 203):
-        cache = cache_for(config.windows)
-        parts = [small(part, cache=cache) for part in idx.split(sizes, dim=1)]
+        cache, parts, held_bytes = cache_for(config.windows), [], []
+        for part in idx.split(sizes, dim=1):
+            parts.append(small(part, cache=cache))
+            held_bytes.append(cache.nbytes / 1000)
         error = float((torch.cat(parts, dim=1) - whole).abs().max())
         print(
             f"{len(sizes):3} pieces: {error:.0e} apart, {cache.nbytes:,} bytes"
@@ -206,17 +208,13 @@ with torch.no_grad():
 # %%
 # The same, up to rounding. And the bytes? A cache that keeps every token would grow by the same amount with each.
 
-cache, sizes = cache_for(config.windows), []
-with torch.no_grad():
-    for part in idx.split(1, dim=1):
-        small(part, cache=cache)
-        sizes.append(cache.nbytes / 1000)
 _, (ax,) = figure(4.8, 2.8)
-ax.plot(sizes)
+ax.plot(held_bytes)  # token by token
 ax.set(title="Bytes of the cache, in thousands", xlabel="tokens")
 plt.show()
 
-assert sizes == sorted(sizes) and len(set(sizes[100:])) < 35
+assert held_bytes == sorted(held_bytes)
+assert len(set(held_bytes[100:])) < 35
 
 # %%
 # Steps: nothing is added until a block is complete. (The first rise is the window, and tokens that wait.)
