@@ -200,7 +200,7 @@ def trained(seed, **changes):
     torch.manual_seed(seed)
     model = small_gemma(4, **changes)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, betas=(0.9, 0.98))
-    for _ in range(60):
+    for _ in range(36):
         start = torch.randint(len(text) - 65, (8, 1))
         batch = text[start + torch.arange(65)]
         loss = F.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:])
@@ -212,7 +212,7 @@ def trained(seed, **changes):
 
 
 # %%
-# **Predict first.** After 60 steps the plain model has a held-out loss of about 3 nats a character. How much worse is
+# **Predict first.** After 36 steps the plain model has a held-out loss of about 3 nats a character. How much worse is
 # the one whose last two layers share keys?
 #
 # * less than 0.2
@@ -244,7 +244,7 @@ assert (told < plain).all()
 
 # %%
 # Less than 0.2: the difference is about as large as the one between two seeds. At this size half of the cache is nearly
-# free. (Four layers and sixty steps cannot say more. In larger experiments, too, sharing between two layers costs
+# free. (Four layers and 36 steps cannot say more. In larger experiments, too, sharing between two layers costs
 # little, and among many of them more: the paper on `cross-layer attention <https://arxiv.org/abs/2405.12981>`_ has the
 # numbers.)
 #
