@@ -60,9 +60,10 @@ class Slots:
         questions = Questions(**{k: x.to(device) for k, x in vars(questions).items()})
         self.model, self.questions = model, questions
         self.cache = GrowingCache(model.config.n_layer)
-        with evaluating(model):
-            past = questions.positions[:, :-1]
-            model.backbone(questions.idx[:, :-1], positions=past, cache=self.cache)
+        past, places = questions.idx[:, :-1], questions.positions[:, :-1]
+        with evaluating(model):  # a few columns at a time: large tensors take longer to allocate
+            for idx, positions in zip(past.split(8, 1), places.split(8, 1), strict=True):
+                model.backbone(idx, positions=positions, cache=self.cache)
         self.before = self.cache.lengths
         kept: list[Tensor] = []
 
