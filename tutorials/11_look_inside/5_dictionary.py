@@ -46,7 +46,7 @@ def scores(dictionary):  # of these features, on the 300 others
 
 found, drawn = [], []
 for seed in range(3):
-    found.append(fit_dictionary(x[:600], 64, 4, rows=256, seed=seed))
+    found.append(fit_dictionary(x[:600], 64, 4, 300, rows=256, seed=seed))
     torch.manual_seed(seed)
     drawn.append(Dictionary(128, 64, 4))
     drawn[-1].centre.data.copy_(x[:600].mean(0))
