@@ -46,7 +46,11 @@ probs, looks, states = {}, {}, {}
 for n, model in models.items():
     with record_attention(model) as maps:
         logits, kept = activations(
-            model, test.idx, places, positions=test.positions
+            model,
+            test.idx,
+            places,
+            positions=test.positions,
+            keep=slice(-1, None),
         )
     probs[n] = logits[:, -1].softmax(-1)  # (N, V), at the last token
     looks[n] = torch.stack([m[0][:, :, -1] for m in maps], 1)  # (N, L, H, T)
@@ -308,7 +312,8 @@ last_token = torch.arange(T).expand(len(own), T) == T - 1
 def flips(n, block):
     place = Site("attention", block)
     edit = {place: put(states[n][place][1::2, None], last_token)}
-    logits = run(models[n], own, edit, positions=test.positions[::2])
+    at = dict(positions=test.positions[::2], keep=slice(-1, None))
+    logits = run(models[n], own, edit, **at)
     here, there = probs[n].argmax(-1).view(-1, 2).T  # without an exchange
     return share((logits[:, -1].argmax(-1) == there)[here != there])
 
