@@ -34,7 +34,7 @@ T = int(lengths.mode().values)
 texts = known.idx[lengths == T][:, -T:]  # all of one length
 _, kept = activations(model, texts, stream_sites(model)[3:])
 dictionaries = {
-    layer: fit_dictionary(x.flatten(0, 1), 256, 8, steps=250, rows=256)
+    layer: fit_dictionary(x.flatten(0, 1), 256, 8, steps=160, rows=256)
     for (_, layer), x in kept.items()
 }
 
@@ -252,7 +252,7 @@ assert mean(end["mean difference"].flips[2]) > 0.9
 assert mean(end["dictionary"].flips[2]) < 0.6
 
 # %%
-# It holds for this dictionary: a little before the last block, by far after it. But it is small, and it was fitted to
+# It holds for this dictionary: clearly before the last block, by far after it. But it is small, and it was fitted to
 # the states of all tokens of a few dozen stories. What a dictionary is fitted to matters as much as what it is: see
 # exercise 3.
 #
