@@ -48,10 +48,11 @@ MARKS = [tokenizer.encode(mark)[-1] for mark in (".", "?")]
 
 def read(model):
     states, said = [], []
-    for start in range(0, len(stories), 50):
-        b = batch(stories[start : start + 50], tokenizer)
+    for start in range(0, len(stories), 15):
+        b = batch(stories[start : start + 15], tokenizer)
         sites = stream_sites(model)[1:]  # after each block
-        logits, found = activations(model, b.idx, sites, positions=b.positions)
+        places = dict(positions=b.positions, keep=slice(-1, None))
+        logits, found = activations(model, b.idx, sites, **places)
         N, T = b.idx.shape
         step = torch.arange(T)
         at = [((b.idx == mark) * step).argmax(1) for mark in MARKS]
@@ -103,7 +104,7 @@ def probed(x, y, K=8):  # (N, C), (N,): the guesses for stories not fitted on
     third, guess = torch.arange(len(y)) % 3, torch.empty_like(y)
     for i in range(3):
         old, new = third != i, third == i
-        probe = fit_probe(x[old], y[old], K, decay=0.1, steps=30)
+        probe = fit_probe(x[old], y[old], K, decay=0.1, steps=20)
         guess[new] = probe(x[new]).argmax(-1)
     return guess
 
@@ -127,7 +128,7 @@ print(f"room found in new stories: {share(probed(end, rooms), rooms):.0%}")
 
 torch.manual_seed(0)
 shuffled = rooms[torch.randperm(len(rooms))]
-probe = fit_probe(end[:250], shuffled[:250], 8, decay=0.1, steps=30)
+probe = fit_probe(end[:250], shuffled[:250], 8, decay=0.1, steps=20)
 print(f"fitted on: {probe.accuracy(end[:250], shuffled[:250]):.0%}")
 print(f"new:       {probe.accuracy(end[250:], shuffled[250:]):.0%}")
 
