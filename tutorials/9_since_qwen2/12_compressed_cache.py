@@ -194,27 +194,23 @@ randomize_(small)
 idx = torch.randint(97, (2, 203))
 with torch.no_grad():
     whole = small(idx)
-    for sizes in ([50, 1, 1, 99, 52], [1] * 203):
-        cache, parts, held_bytes = cache_for(config.windows), [], []
-        for part in idx.split(sizes, dim=1):
-            parts.append(small(part, cache=cache))
-            held_bytes.append(cache.nbytes / 1000)
-        error = float((torch.cat(parts, dim=1) - whole).abs().max())
-        print(
-            f"{len(sizes):3} pieces: {error:.0e} apart, {cache.nbytes:,} bytes"
-        )
+    for n in ([50, 1, 1, 99, 52], [1] * 203):
+        cache = cache_for(config.windows)
+        fed = [(small(x, cache=cache), cache.nbytes) for x in idx.split(n, 1)]
+        error = float((torch.cat([y for y, _ in fed], 1) - whole).abs().max())
+        print(f"{len(fed):3} pieces: {error:.0e} apart, {cache.nbytes:,} bytes")
         assert error < 1e-9
 
 # %%
 # The same, up to rounding. And the bytes? A cache that keeps every token would grow by the same amount with each.
 
+sizes = [held / 1000 for _, held in fed]  # token by token
 _, (ax,) = figure(4.8, 2.8)
-ax.plot(held_bytes)  # token by token
+ax.plot(sizes)
 ax.set(title="Bytes of the cache, in thousands", xlabel="tokens")
 plt.show()
 
-assert held_bytes == sorted(held_bytes)
-assert len(set(held_bytes[100:])) < 35
+assert sizes == sorted(sizes) and len(set(sizes[100:])) < 35
 
 # %%
 # Steps: nothing is added until a block is complete. (The first rise is the window, and tokens that wait.)
