@@ -96,13 +96,14 @@ mlp = model.model.layers[0].mlp
 del model.model.layers[1:]  # the first is all that is needed
 
 
+pairs = []
+mlp.register_forward_hook(lambda m, x, y: pairs.append((x[0], y)))
+
+
 @torch.no_grad()
 def seen(ids):  # what goes into the MLP, and what comes out
-    pairs = []
-    hook = mlp.register_forward_hook(lambda m, x, y: pairs.append((x[0], y)))
     model.model(ids)
-    hook.remove()
-    return [t.flatten(0, 1) for t in pairs[0]]  # (N, C) each
+    return [t.flatten(0, 1) for t in pairs[-1]]  # (N, C) each
 
 
 def rows(documents, B):
