@@ -43,15 +43,10 @@ assert len(stories) == 128
 places = stream_sites(models[6000])
 places += [Site("attention", 2), Site("attention", 3)]
 probs, looks, states = {}, {}, {}
+at_end = dict(positions=test.positions, keep=slice(-1, None))
 for n, model in models.items():
     with record_attention(model) as maps:
-        logits, kept = activations(
-            model,
-            test.idx,
-            places,
-            positions=test.positions,
-            keep=slice(-1, None),
-        )
+        logits, kept = activations(model, test.idx, places, **at_end)
     probs[n] = logits[:, -1].softmax(-1)  # (N, V), at the last token
     looks[n] = torch.stack([m[0][:, :, -1] for m in maps], 1)  # (N, L, H, T)
     states[n] = {place: x[:, -1] for place, x in kept.items()}  # (N, C)
