@@ -200,7 +200,7 @@ def few_or_many() -> Iterator[Any]:
             yield pytest.param(kind, law, 30, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("kind", "law", "examples"), few_or_many())
+@pytest.mark.parametrize(("kind", "law", "examples"), [*few_or_many()])
 def test_every_kind_obeys_every_law(kind: str, law: str, examples: int) -> None:
     obeys(kind, law, examples)
 

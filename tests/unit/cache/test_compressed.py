@@ -48,7 +48,7 @@ MODELS = {
 BLOCKS = ["growing", "static", "by window", "layered", "paged, blocks of 4"]
 
 
-@pytest.mark.parametrize(("kind", "law", "examples"), each_with_each(BLOCKS, (2, 12)))
+@pytest.mark.parametrize(("kind", "law", "examples"), [*each_with_each(BLOCKS, (2, 12))])
 def test_every_kind_obeys_every_law_with_blocks(kind: str, law, examples: int) -> None:
     @settings(max_examples=examples)
     @given(
