@@ -260,6 +260,11 @@ def test_what_cannot_be_shown_is_a_question_mark_and_what_is_no_text_one_line(
     assert os.path.isfile(out + b"/config.json")
 
 
+@pytest.mark.slow
+def test_what_is_no_text_is_one_line_where_text_is_utf_8() -> None:
+    one_line(call(["generate", "--prompt", os.fsdecode(b"\xff")]))
+
+
 @pytest.mark.parametrize(
     "locale", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, pytest.param({}, marks=SLOW)]
 )
