@@ -450,7 +450,7 @@ CLASSIFIERS = [
 ]
 
 
-def several_seeds(number: int, quick: int = 5) -> list[Any]:
+def several_seeds(number: int, quick: int = 3) -> list[Any]:
     """So many seeds of drawn configs, of which all but a few take their time in `make test-all`."""
     return [
         pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(number)

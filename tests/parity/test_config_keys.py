@@ -194,8 +194,6 @@ GOOD = ("equal", "refused", "without effect", "no model of transformers")
     [
         ("llama", "", SEEDS[0], False),
         ("qwen2", "Sequence", SEEDS[0], False),
-        ("qwen3_next", "Token", SEEDS[0], False),
-        ("qwen3_5_text", "", SEEDS[0], False),
         *(
             pytest.param(family, head, seed, True, marks=pytest.mark.slow)
             for family, head in [*((family, "") for family in PUBLISHED), *CLASSIFIERS]

@@ -48,10 +48,16 @@ from lm_from_scratch.training.loss import causal_lm_loss
 families = pytest.mark.parametrize("family", FAMILIES)
 published = pytest.mark.parametrize("family", PUBLISHED)
 seeds = pytest.mark.parametrize("seed", several_seeds(30))
+#: Other configs for what takes longer.
+OTHERS = range(50, 54)
 #: Transformers generates nothing with layers that all have a state in place of keys.
 few_with_attention = pytest.mark.parametrize(
     ("family", "seed"),
-    [(f, seed) for f in FAMILIES for seed in range(50, 54) if FULL in kinds(drawn(f, seed))],
+    [
+        pytest.param(f, seed, marks=[pytest.mark.slow] * (i >= 2))
+        for f in FAMILIES
+        for i, seed in enumerate(s for s in OTHERS if FULL in kinds(drawn(f, s)))
+    ],
 )
 
 ROWS = [token_ids(12, seed=1).tolist(), token_ids(7, seed=2).tolist(), [11]]
@@ -270,7 +276,9 @@ def test_attention_weights(family: str, seed: int) -> None:
 
 
 @published
-@pytest.mark.parametrize("seed", range(50, 54))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=[pytest.mark.slow] * (i >= 2)) for i, s in enumerate(OTHERS)]
+)
 @torch.no_grad()
 def test_a_folder_goes_both_ways(family: str, seed: int, tmp_path) -> None:
     """What is loaded and saved is read by transformers as the family that it was, and comes back
