@@ -7,9 +7,6 @@ mistake is a law.
 import pytest
 from mutation import Mutant, killer, laws_in, mutants
 
-FILES = "log_probs", "preference", "policy_gradient", "distillation"
-LAWS = laws_in(*(f"unit/training/test_{name}.py" for name in FILES), most=6)
-
 TARGETS = "targets.flatten().long()"
 LATER = ".detach())\n    rejected_rewards = beta * (rejected - "
 
@@ -76,4 +73,6 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mutant", mutants(MISTAKES))
 def test_a_law_finds_the_mistake(mutant: Mutant) -> None:
-    assert killer(mutant, LAWS)
+    """One of those of its own file."""
+    module = mutant.where.partition(":")[0].rpartition(".")[2]
+    assert killer(mutant, laws_in(f"unit/training/test_{module}.py", most=6))
