@@ -141,19 +141,22 @@ def check(
     dtype: torch.dtype,
     name: str | None = None,
     gradients: bool = True,
-    layout: Callable[[Tensor], Tensor] = lambda x: x,
+    layout: Callable[[Tensor], Tensor] | None = None,
     upstreams: Callable[[Tensor, torch.Generator], dict[str, Tensor]] = upstreams,
 ) -> None:
     """Compare ``kernel(*args)`` with ``reference(*args)``, in value and in every gradient.
 
     Tensors of floating point among the arguments are given in float64 and rounded to ``dtype``;
     those with ``requires_grad`` get a gradient. The reference in float64, on the same rounded
-    numbers, is the truth. Results may be one tensor or several.
+    numbers, is the truth. Results may be one tensor or several. Gradients come in every layout
+    where the layout of the inputs is asked about, elsewhere as a transposed one alone.
     """
     name = name or kernel.__name__
     given = [x.detach().to(dtype).to(DEVICE) if is_float(x) else on_device(x) for x in args]
     wants_gradient = [gradients and is_float(x) and x.requires_grad for x in args]
-    guards = {i: Guarded(layout(x)) for i, x in enumerate(given) if isinstance(x, Tensor)}
+    guards = {
+        i: Guarded(layout(x) if layout else x) for i, x in enumerate(given) if isinstance(x, Tensor)
+    }
 
     def leaves(of: Callable[[Any], Any]) -> list[Any]:
         made = [of(x).detach() if isinstance(x, Tensor) else x for x in given]
@@ -176,11 +179,13 @@ def check(
               want.detach())  # fmt: skip
     if any(wants_gradient):
         generator = torch.Generator().manual_seed(1)
-        for kind, upstream in upstreams(ours[0], generator).items():
+        incoming = upstreams(ours[0], generator)
+        for kind in incoming if layout else ["transposed"]:
+            upstream = incoming[kind]
             guard = Guarded(upstream) if 0 not in upstream.stride() else None
-            incoming = upstream if guard is None else guard.tensor
+            received = upstream if guard is None else guard.tensor
             with poisoned():
-                got = gradients_of(ours[0], ours_in, wants_gradient, incoming)
+                got = gradients_of(ours[0], ours_in, wants_gradient, received)
             their = gradients_of(theirs[0], theirs_in, wants_gradient, upstream)
             want = gradients_of(truth[0], truth_in, wants_gradient, upstream.double())
             for i, (g, t, w) in enumerate(zip(got, their, want, strict=True)):

@@ -249,14 +249,14 @@ QUICK = [("std", torch.float32), ("full", torch.float16)]
     ids=str,
 )
 def test_steps_of_the_optimizer(kind: str, dtype: torch.dtype) -> None:
-    """12 steps with 3 bases; a checkpoint of either one loads into the other."""
+    """5 steps with 3 bases; a checkpoint of either one loads into the other."""
     options: Any = dict(
-        OPTIONS, lr=0.05, eps=0.03, rank=3, update_proj_gap=5, projection_type=kind, seed=2
+        OPTIONS, lr=0.05, eps=0.03, rank=3, update_proj_gap=2, projection_type=kind, seed=2
     )
     ours, theirs = (kind_(weights(dtype), **options) for kind_ in (GaLore, Reference))
     before = [p.detach().clone() for p in ours.param_groups[0]["params"]]
     for optimizer in (ours, theirs):
-        feed(optimizer, range(7))
+        feed(optimizer, range(3))
     assert_alike(ours, theirs, dtype)
     swapped = []
     for saved, kind_ in ((ours, Reference), (theirs, GaLore)):
@@ -265,7 +265,7 @@ def test_steps_of_the_optimizer(kind: str, dtype: torch.dtype) -> None:
         loaded.load_state_dict(copy.deepcopy(saved.state_dict()))
         swapped.append(loaded)
     for optimizer in (ours, theirs, *swapped):
-        feed(optimizer, range(7, 12))
+        feed(optimizer, range(3, 5))
     for a, b in ((ours, theirs), (ours, swapped[0]), (swapped[1], theirs)):
         assert_alike(a, b, dtype)
     for p, old in zip(ours.param_groups[0]["params"], before, strict=True):
