@@ -29,14 +29,17 @@ from lm_from_scratch.exercises.source import load
 
 EXERCISES = all_exercises()
 each_exercise = pytest.mark.parametrize("one", EXERCISES, ids=lambda one: one.name)
-#: One in six in `make test`.
-each_exercise_most_slow = pytest.mark.parametrize(
-    "one",
-    [
-        pytest.param(one, marks=[pytest.mark.slow] * (i % 6 > 0), id=one.name)
-        for i, one in enumerate(EXERCISES)
-    ],
-)
+
+
+def one_in_six(first: int) -> Any:
+    """In `make test`; of the others, tests/exercises checks the solution and the stub."""
+    return pytest.mark.parametrize(
+        "one",
+        [
+            pytest.param(one, marks=[pytest.mark.slow] * (i % 6 != first), id=one.name)
+            for i, one in enumerate(EXERCISES)
+        ],
+    )
 
 
 def code_of(notebook: dict[str, Any]) -> list[str]:
@@ -61,7 +64,7 @@ def run(notebook: dict[str, Any], one: Exercise) -> tuple[Any, str]:
 # -- the notebooks ---------------------------------------------------------------------------
 
 
-@each_exercise
+@one_in_six(3)
 def test_the_solution_gets_all_points(one: Exercise) -> None:
     made = notebook(one, as_solution)
     points, printed = run(made, one)
@@ -70,7 +73,7 @@ def test_the_solution_gets_all_points(one: Exercise) -> None:
     assert "All checks hold" in printed
 
 
-@each_exercise_most_slow
+@one_in_six(0)
 def test_what_nbgrader_runs_gets_all_points(one: Exercise) -> None:
     """With the hidden tests: other numbers in the same cases."""
     points, printed = run(notebook(one, as_source), one)
@@ -78,7 +81,7 @@ def test_what_nbgrader_runs_gets_all_points(one: Exercise) -> None:
     assert printed.count("All checks hold") == 2
 
 
-@each_exercise
+@one_in_six(1)
 def test_the_student_notebook_runs_and_gets_nothing(one: Exercise) -> None:
     points, printed = run(notebook(one), one)
     assert isinstance(points, float)

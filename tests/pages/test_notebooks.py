@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import nbclient
@@ -19,6 +20,7 @@ from lm_from_scratch.exercises import notebooks_command
 SCRIPTS = pages.scripts()
 CHAPTERS = sorted({script.parent for script in SCRIPTS if script.parent.name[0].isdigit()})
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+converted = cache(downloads.convert)
 
 
 def test_every_script_is_on_a_page() -> None:
@@ -41,12 +43,12 @@ def test_there_is_a_tutorial() -> None:
 @each_script
 def test_text_is_clean(script: Path) -> None:
     assert lint_script(script) == []
-    assert lint_notebook(downloads.convert(script)) == []
+    assert lint_notebook(converted(script)) == []
 
 
 @each_script
 def test_notebook_is_valid(script: Path) -> None:
-    notebook = downloads.convert(script)
+    notebook = converted(script)
     nbformat.validate(notebook)
     first, *_ = notebook["cells"]
     assert "".join(first["source"]).lstrip().startswith("# ")
@@ -61,7 +63,7 @@ def lines(sources: list[str]) -> list[str]:
 def test_a_notebook_has_every_line_of_its_script(script: Path) -> None:
     """Which the build runs."""
     blocks = [block.content for block in pages.blocks(script) if block.type == "code"]
-    cells = downloads.convert(script)["cells"]
+    cells = converted(script)["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert [line.removesuffix(";") for line in lines(code)] == lines(blocks) != []
 
@@ -83,7 +85,7 @@ def test_a_notebook_runs_from_a_folder_of_its_own(script: Path, tmp_path: Path) 
 @each_script
 def test_a_notebook_hides_what_the_site_folds(script: Path) -> None:
     """By a cell's own metadata. Nothing else of a cell is out of a reader's sight."""
-    cells = downloads.convert(script)["cells"]
+    cells = converted(script)["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     blocks = [block.content for block in pages.blocks(script) if block.type == "code"]
     parts = [part for block in folding.parts(tuple(blocks)) for part in block]
