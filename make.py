@@ -240,7 +240,10 @@ QUICK = ["-m", "not slow"]
 # What is compiled once is read by the other process, and by all that tests start, even where the
 # environment asks Python to keep nothing: a third of the time to collect the tests.
 KEPT = {"PYTHONDONTWRITEBYTECODE": ""}
-NBVAL = ["-m", "pytest", "--nbval", "--nbval-current-env", "-n", "2", "--dist", "loadfile"]
+NBVAL = [
+    *("-m", "pytest", "-p", "warm_kernels", "--nbval", "--nbval-current-env"),
+    *("-n", "2", "--dist", "loadfile"),
+]
 
 
 # -- the tasks -------------------------------------------------------------------------------------
@@ -384,7 +387,9 @@ def validate(names: str) -> None:
         return
     say("The stored notebooks. If a new output is right: python docs/_ext gallery.gpu_notebooks")
     notebooks = sorted((ROOT / "tutorials" / "gpu").glob("*.ipynb"))
-    run(python(), *NBVAL, *(str(path) for path in notebooks if re.fullmatch(names, path.stem)))
+    wanted = (str(path) for path in notebooks if re.fullmatch(names, path.stem))
+    paths = [str(ROOT / "tests" / "helpers"), value("PYTHONPATH")]  # of the plugin
+    run(python(), *NBVAL, *wanted, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
 
 def check_site() -> None:
