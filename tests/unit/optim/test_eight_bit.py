@@ -377,7 +377,7 @@ def test_a_model_learns_as_with_32_bits(kind: str) -> None:
     for bits in (8, 32):
         model, optimizer = model_and(kind, optim_bits=bits, lr=3e-3, betas=(0.9, 0.95))
         idx, targets = token_ids(4, 9), token_ids(4, 9, seed=1)
-        for _ in range(40):
+        for _ in range(24):
             optimizer.zero_grad()
             loss = causal_lm_loss(model(idx), targets)
             loss.backward()
