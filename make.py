@@ -238,7 +238,8 @@ def languages() -> list[str]:
 PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2", "--dist", "worksteal"]
 QUICK = ["-m", "not slow"]
 # What is compiled once is read by the other process, and by all that tests start, even where the
-# environment asks Python to keep nothing: a third of the time to collect the tests.
+# environment asks Python to keep nothing: a quarter of the time to collect the tests of a new
+# clone, half of it from then on.
 KEPT = {"PYTHONDONTWRITEBYTECODE": ""}
 NBVAL = [
     *("-m", "pytest", "-p", "warm_kernels", "--nbval", "--nbval-current-env"),
