@@ -241,10 +241,7 @@ QUICK = ["-m", "not slow"]
 # environment asks Python to keep nothing: a quarter of the time to collect the tests of a new
 # clone, half of it from then on.
 KEPT = {"PYTHONDONTWRITEBYTECODE": ""}
-NBVAL = [
-    *("-m", "pytest", "-p", "warm_kernels", "--nbval", "--nbval-current-env"),
-    *("-n", "2", "--dist", "loadfile"),
-]
+NBVAL = ["-m", "pytest", "--nbval", "--nbval-current-env", "-n", "2", "--dist", "loadfile"]
 
 
 # -- the tasks -------------------------------------------------------------------------------------
@@ -388,9 +385,7 @@ def validate(names: str) -> None:
         return
     say("The stored notebooks. If a new output is right: python docs/_ext gallery.gpu_notebooks")
     notebooks = sorted((ROOT / "tutorials" / "gpu").glob("*.ipynb"))
-    wanted = (str(path) for path in notebooks if re.fullmatch(names, path.stem))
-    paths = [str(ROOT / "tests" / "helpers"), value("PYTHONPATH")]  # of the plugin
-    run(python(), *NBVAL, *wanted, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+    run(python(), *NBVAL, *(str(path) for path in notebooks if re.fullmatch(names, path.stem)))
 
 
 def check_site() -> None:
