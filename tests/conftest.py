@@ -42,22 +42,6 @@ for name, examples in (("quick", 10), ("all", 25)):
 def pytest_configure(config: pytest.Config) -> None:
     """A property is tried on more examples where the slow tests run, too."""
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "all")
-    if is_second(config):
-        config.args = config.args[::-1]
-
-
-def is_second(config: pytest.Config) -> bool:
-    """In the second of two processes that collect all folders. It begins with the last of them:
-    each finds compiled what the other has begun with."""
-    second = os.environ.get("PYTEST_XDIST_WORKER") == "gw1"
-    return second and sorted(config.args) == sorted(config.getini("testpaths"))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Both have the tests in one order."""
-    if is_second(config):
-        folders = [f"{folder}/" for folder in config.getini("testpaths")]
-        items.sort(key=lambda item: [item.nodeid.startswith(folder) for folder in folders][::-1])
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,7 @@
 """The checks of every exercise tell right from wrong: they pass what is right and reject what is
 wrong, at every seed, and the report names the mistake.
 
-    pytest tests/exercises -k NAME -m "not slow"  one exercise at one seed, in seconds
+    pytest tests/exercises -k NAME -m "not slow"  one exercise at three seeds, in seconds
     pytest tests/exercises -k NAME                at 100 seeds, with every mutant, by name
 """
 
@@ -15,7 +15,9 @@ from lm_from_scratch.exercises.source import answer, load, solution
 
 NAMES = [one.name for one in (*exercises(), *drafts())]
 LEAST_WRONG, LEAST_RIGHT = 12, 4
-SEEDS, RIGHT_SEEDS, WRONG_SEEDS, SECOND_SEEDS = 1, 100, 30, 10
+RIGHT_SEEDS, WRONG_SEEDS, SECOND_SEEDS = 100, 30, 10
+#: Of `make test`: answers take turns, each is tried at one of them.
+SEEDS = range(3)
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -23,30 +25,30 @@ def bench(request: pytest.FixtureRequest) -> Bench:
     return bench_of(request.param)
 
 
-def accept_what_is_right(bench: Bench, seeds: range) -> None:
-    for label, function in right_answers(bench.exercise).items():
-        for seed in seeds:
+def accept_what_is_right(bench: Bench, seeds: range, turns: int = 1) -> None:
+    for n, (label, function) in enumerate(right_answers(bench.exercise).items()):
+        for seed in seeds[n % turns :: turns]:
             for number in bench.numbers:
                 why = bench.rejects(number, function, seed)
                 case = bench.exercise.cases[number].name
                 assert not why, f"seed {seed}: {case!r} rejects {label!r}: {why}"
 
 
-def reject_what_is_wrong(bench: Bench, seeds: range) -> None:
+def reject_what_is_wrong(bench: Bench, seeds: range, turns: int = 1) -> None:
     """Each by the case that is named for it."""
     places = {case.name: number for number, case in enumerate(bench.exercise.cases)}
-    for wrong in bench.exercise.wrong:
+    for n, wrong in enumerate(bench.exercise.wrong):
         function = answer(bench.exercise, wrong.answer)
-        for seed in seeds:
+        for seed in seeds[n % turns :: turns]:
             why = bench.rejects(places[wrong.case], function, seed)
             assert why, f"seed {seed}: {wrong.case!r} accepts {wrong.label!r}"
             assert "NameError: " not in why, f"{wrong.label!r} is broken: {why}"
 
 
-def reject_a_second_person(bench: Bench, seeds: range) -> None:
+def reject_a_second_person(bench: Bench, seeds: range, turns: int = 1) -> None:
     """Each mistake by some case."""
-    for label, function, _ in second_person(bench.exercise):
-        for seed in seeds:
+    for n, (label, function, _) in enumerate(second_person(bench.exercise)):
+        for seed in seeds[n % turns :: turns]:
             why = next(filter(None, (bench.rejects(n, function, seed) for n in bench.numbers)), "")
             assert why, f"seed {seed}: nothing rejects {label!r}"
             assert "NameError: " not in why, f"{label!r} is broken: {why}"
@@ -58,15 +60,15 @@ def test_enough_is_known_to_be_right_and_wrong(bench: Bench) -> None:
 
 
 def test_right_answers_get_all_points(bench: Bench) -> None:
-    accept_what_is_right(bench, range(SEEDS))
+    accept_what_is_right(bench, SEEDS, turns=len(SEEDS))
 
 
 def test_wrong_answers_are_rejected_by_their_case(bench: Bench) -> None:
-    reject_what_is_wrong(bench, range(SEEDS))
+    reject_what_is_wrong(bench, SEEDS, turns=len(SEEDS))
 
 
 def test_mistakes_of_a_second_person_are_rejected(bench: Bench) -> None:
-    reject_a_second_person(bench, range(SEEDS))
+    reject_a_second_person(bench, SEEDS, turns=len(SEEDS))
 
 
 @pytest.mark.slow
@@ -103,17 +105,17 @@ def test_a_stub_and_trivial_answers_get_nothing(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_right_answers_at_a_hundred_seeds(bench: Bench) -> None:
-    accept_what_is_right(bench, range(SEEDS, RIGHT_SEEDS))
+    accept_what_is_right(bench, range(RIGHT_SEEDS))
 
 
 @pytest.mark.slow
 def test_wrong_answers_at_thirty_seeds(bench: Bench) -> None:
-    reject_what_is_wrong(bench, range(SEEDS, WRONG_SEEDS))
+    reject_what_is_wrong(bench, range(WRONG_SEEDS))
 
 
 @pytest.mark.slow
 def test_mistakes_of_a_second_person_at_ten_seeds(bench: Bench) -> None:
-    reject_a_second_person(bench, range(SEEDS, SECOND_SEEDS))
+    reject_a_second_person(bench, range(SECOND_SEEDS))
 
 
 @pytest.mark.slow
