@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from api import package
 from gallery import pages
-from sources.modules import summary, uses
+from sources.modules import summary, tree, uses
 from sources.templates import render
 
 ROOT = Path(__file__).parents[2]
@@ -59,14 +59,9 @@ def modules() -> list[Path]:
     ]
 
 
-@cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def public_names(path: Path) -> Iterator[Name]:
-    module = ast.get_docstring(parse(path)) or ""
-    for node in parse(path).body:
+    module = ast.get_docstring(tree(path)) or ""
+    for node in tree(path).body:
         if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
             yield Name(path, node.name, node, module)
             around = f"{ast.get_docstring(node) or ''}\n{module}"
@@ -106,9 +101,11 @@ def is_internal(node: ast.AST) -> bool:
 def words_of(path: Path) -> set[str]:
     """Every name that a file of Python uses or imports."""
     found = set()
-    for node in ast.walk(parse(path)):
-        found |= {node.id} if isinstance(node, ast.Name) else set()
-        found |= {node.attr} if isinstance(node, ast.Attribute) else set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
     return found
 
 

@@ -29,12 +29,12 @@ from lm_from_scratch.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module", autouse=True)
-def an_eighth_of_a_corpus() -> Iterator[None]:
+def a_fortieth_of_a_corpus() -> Iterator[None]:
     """Runs of six steps read no more than that: most of their time would be a tokenizer's."""
 
     def load_some(names: list[str], held_out: float) -> tuple[list[Document], list[Document]]:
         documents, others = load_split(names, held_out)
-        step = 8 if {*names} & {*CORPORA} else 1
+        step = 40 if {*names} & {*CORPORA} else 1
         return documents[::step], others[::step]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -329,6 +329,7 @@ def test_quantize_then_generate(tmp_path, capsys, form, share) -> None:
     assert weight.bits == int(form[1])
     assert str(weight.dtype) == ("torch.float16" if "float16" in form else "torch.bfloat16")
     generate = ["generate", "--model", out, "--prompt", "Return the", "--temperature", "0"]
+    generate += ["--layout", "off"]
     for more in ([], ["--num-beams", "2"], ["--num-return-sequences", "2"]):
         assert main([*generate, "--max-new-tokens", "8", *more]) == 0
         assert "Return the" in capsys.readouterr().out
@@ -351,6 +352,7 @@ def test_quantize_leaves_other_files_and_the_model_itself_alone(tmp_path, capsys
 
 def test_text_ends_before_a_stop_string(capsys) -> None:
     greedy = ["generate", "--prompt", "The", "--temperature", "0", "--max-new-tokens", "30"]
+    greedy += ["--layout", "off"]
     for several in ([], ["--num-return-sequences", "2"]):
         assert main([*greedy, *several]) == 0
         text = capsys.readouterr().out

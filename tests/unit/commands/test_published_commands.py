@@ -81,7 +81,7 @@ def test_a_published_model_goes_on_learning(folder, notes, tmp_path, capsys) -> 
     assert "going on after step 30" in capsys.readouterr().out
     other = tmp_path / "scratch"  # the weights are those of the folder, not new ones
     assert main([*run[:-len(SHORT) - 2], "--out", str(other), *SHORT, "--lr", "1e-9",
-                 "--min-lr", "0"]) == 0  # fmt: skip
+                 "--min-lr", "0", "--steps", "4"]) == 0  # fmt: skip
     torch.testing.assert_close(
         from_pretrained(other / "model").head.weight, before.head.weight, atol=1e-6, rtol=0
     )
@@ -105,7 +105,7 @@ def test_nothing_of_a_published_folder_is_lost(folder, notes, tmp_path) -> None:
         str(tmp_path / "run"),
         *SHORT,
     ]
-    assert main([*run, "--dropout", "0.05"]) == 0
+    assert main([*run, "--dropout", "0.05", "--steps", "4"]) == 0
     assert main(["convert", str(folder), "--out", str(tmp_path / "new")]) == 0
     for made in (tmp_path / "run" / "model", tmp_path / "new"):
         assert json.loads((made / "config.json").read_text())["ours_does_not_know"] == [1]

@@ -36,7 +36,7 @@ KINDS = ["none", "growing", "static", "sliding", "paged", "layered"]
 lengths_of_prompts = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
-@examples(12, 50)
+@examples(6, 50)
 @given(
     name=st.sampled_from(sorted(MODELS)),
     n_depth=st.integers(1, 3),
@@ -98,8 +98,14 @@ def said(model, mtp: MTP, row: list[int], n: int, sampler: Sampler, draft=None):
     return drafts, torch.stack(q)
 
 
-@pytest.mark.parametrize("sampler", [GREEDY, Sampler(temperature=1.3, repetition_penalty=1.2)])
-@pytest.mark.parametrize("n_depth", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+SAMPLED = Sampler(temperature=1.3, repetition_penalty=1.2)
+BOTH = [(3, GREEDY), (1, SAMPLED), (1, GREEDY), (2, GREEDY), (2, SAMPLED), (3, SAMPLED)]
+
+
+@pytest.mark.parametrize(
+    ("n_depth", "sampler"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (i > 1)) for i, row in enumerate(BOTH)],
+)
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_drafts_are_those_of_the_row_without_a_cache(name, n_depth, sampler) -> None:
     model, mtp, asked = MODELS[name], layers(name, n_depth), []
@@ -154,8 +160,15 @@ def test_each_column_is_computed_once_by_a_single_depth() -> None:
         assert shapes == want
 
 
-@pytest.mark.parametrize("n_depth", [1, 3])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "n_depth"),
+    [
+        ("llama", 1),
+        ("qwen3", 3),
+        pytest.param("llama", 3, marks=pytest.mark.slow),
+        pytest.param("qwen3", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_the_passes_are_those_of_transformers(family: str, n_depth: int, monkeypatch) -> None:
     """There as many drafts as depths, none capped, and the first pass after the prompt has them."""
     from transformers.modeling_layers import MtpModel
