@@ -303,7 +303,7 @@ def reader(kind, seed):
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.98))
     for _ in range(110):
-        at = torch.randint(len(train) - 65, (10,), generator=generator)
+        at = torch.randint(len(train) - 65, (6,), generator=generator)
         rows = train[at[:, None] + torch.arange(65)]
         loss = F.cross_entropy(model(rows[:, :-1]).mT, rows[:, 1:])
         optimizer.zero_grad()
