@@ -146,7 +146,7 @@ text = torch.frombuffer(
 rows = text[: len(text) // 96 * 96].view(-1, 96)[:48]
 
 
-def trained(seed, weight, steps=60):
+def trained(seed, weight, steps=40):
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(Qwen2Config(**sizes, initializer_range=0.1))
     mtp = MTP(model, 3)
