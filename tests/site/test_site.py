@@ -180,7 +180,11 @@ LIGHT = """
   }).map(one => `light in the dark: ${one.tagName} ${one.className} ${one.src || ''}`);
 }
 """
-OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# The text has a box of its own, which would scroll sideways before the page does.
+OVERFLOW = """
+() => Math.max(...[document.documentElement, ...document.querySelectorAll('.bd-article-container')]
+  .map(box => box.scrollWidth - box.clientWidth))
+"""
 
 
 def test_there_are_pages(site: Path) -> None:
