@@ -2,7 +2,9 @@
 ours, and in a cache of transformers."""
 
 from functools import cache
+from typing import Any
 
+import pytest
 import torch
 from tiny_models import hf_twin, tiny_gpt2, tiny_qwen2, token_ids
 from torch import nn
@@ -62,6 +64,17 @@ EXACT_CASES = [(name, kind) for name, kind in CASES if "bits" not in kind]
 
 
 HISTORIES = ["dense", "padded", "holes"]
+
+
+def in_turn(cases: list[tuple[str, str]]) -> list[Any]:
+    """Every case with every history. In `make test` a case has one, and a kind another one in each
+    model."""
+    models, kinds = [*MODELS], [*KINDS]
+    return [
+        pytest.param(name, kind, history, marks=[pytest.mark.slow] * (turn % 3 > 0))
+        for name, kind in cases
+        for turn, history in enumerate(HISTORIES, models.index(name) + kinds.index(kind))
+    ]
 
 
 def positions_after(rows: list[list[int]], T: int) -> torch.Tensor:

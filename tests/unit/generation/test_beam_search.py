@@ -342,7 +342,9 @@ def pool_for(model, n_blocks: int = 80, block_size: int = 4) -> BlockPool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("prompts", [PROMPTS, token_ids(2, 6).tolist()])
+@pytest.mark.parametrize(
+    "prompts", [PROMPTS, pytest.param(token_ids(2, 6).tolist(), marks=pytest.mark.slow)]
+)
 def test_every_cache_gives_the_same(name: str, prompts: list[list[int]]) -> None:
     model, n = MODELS[name], MODELS[name].config.n_layer
     stop = complete(generate(model, prompts[:1], 4, GREEDY))[0][3]

@@ -16,6 +16,7 @@ from filled_caches import (
     MODELS,
     filled,
     go_on_in_ours,
+    in_turn,
     paged,
     positions_after,
 )
@@ -32,10 +33,7 @@ from lm_from_scratch.interop import cache_file
 from lm_from_scratch.interop.cache_file import load_cache, save_cache
 from lm_from_scratch.interop.caches import from_legacy, to_legacy
 
-cases = pytest.mark.parametrize(("name", "kind"), CASES)
-
-
-histories = pytest.mark.parametrize("history", HISTORIES)
+cases = pytest.mark.parametrize(("name", "kind", "history"), in_turn(CASES))
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +85,6 @@ def test_a_fresh_process_goes_on_as_if_the_cache_had_never_been_saved(tmp_path) 
         assert torch.equal(logits[file], value), file
 
 
-@histories
 @cases
 def test_contents_are_equal_bit_by_bit(name, kind, history, tmp_path) -> None:
     cache, rows = filled(name, kind, history)

@@ -17,6 +17,7 @@ from filled_caches import (
     go_on_alone,
     go_on_in_ours,
     go_on_in_theirs,
+    in_turn,
     twin_of,
 )
 from tiny_models import token_ids
@@ -38,10 +39,10 @@ from lm_from_scratch.interop.caches import (
 )
 from lm_from_scratch.text.batch import padded_batch
 
-cases = pytest.mark.parametrize(("name", "kind"), CASES)
+cases = pytest.mark.parametrize(("name", "kind", "history"), in_turn(CASES))
 
 
-exact_cases = pytest.mark.parametrize(("name", "kind"), EXACT_CASES)
+exact_cases = pytest.mark.parametrize(("name", "kind", "history"), in_turn(EXACT_CASES))
 
 
 histories = pytest.mark.parametrize("history", HISTORIES)
@@ -59,7 +60,6 @@ def _no_gradients():
 # ------------------------------------------------------------------------------------------- pairs
 
 
-@histories
 @exact_cases
 def test_legacy_is_what_transformers_has_for_each_row_alone(name, kind, history) -> None:
     cache, rows = filled(name, kind, history)
@@ -77,7 +77,6 @@ def test_legacy_is_what_transformers_has_for_each_row_alone(name, kind, history)
             assert not k[i, :, padding].any() and not v[i, :, padding].any()
 
 
-@histories
 @cases
 def test_legacy_round_trips_are_equal(name, kind, history) -> None:
     cache, rows = filled(name, kind, history)
@@ -179,7 +178,6 @@ def test_legacy_misuse_is_refused() -> None:
 # ------------------------------------------------------------------------------------ transformers
 
 
-@histories
 @cases
 def test_prefill_in_ours_goes_on_in_theirs(name, kind, history) -> None:
     model = MODELS[name]

@@ -1,6 +1,7 @@
 """What configs and files refuse, by name and value; and published sizes have their parameters."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -269,47 +270,49 @@ def test_what_no_file_can_say_is_not_written(config: Any, family: str | None, me
     says(error, message)
 
 
-@pytest.mark.parametrize(
-    ("config", "total", "active"),
-    [
-        (GPT2Config(**gpt2.SIZES["gpt2"]), "0.124", None),
-        (GPT2Config(**gpt2.SIZES["gpt2-medium"]), "0.355", None),
-        (GPT2Config(**gpt2.SIZES["gpt2-large"]), "0.774", None),
-        (GPT2Config(**gpt2.SIZES["gpt2-xl"]), "1.558", None),
-        (Qwen2Config(**qwen2.SIZES["Qwen2-0.5B"]), "0.494", None),
-        (Qwen2Config(**qwen2.SIZES["Qwen2-1.5B"]), "1.544", None),
-        (Qwen2Config(**qwen2.SIZES["Qwen2-7B"]), "7.616", None),
-        (Qwen3Config(**qwen3.SIZES["Qwen3-0.6B"]), "0.6", None),
-        (Qwen3Config(**qwen3.SIZES["Qwen3-1.7B"]), "1.7", None),
-        (Qwen3Config(**qwen3.SIZES["Qwen3-4B"]), "4.0", None),
-        (Qwen3Config(**qwen3.SIZES["Qwen3-8B"]), "8.2", None),
-        (SmolLM3Config(), "3.08", None),
-        (Gemma3Config(**gemma3.SIZES["Gemma-3-270M"]), "0.268", None),
-        (Gemma3Config(**gemma3.SIZES["Gemma-3-1B"]), "1.000", None),
-        (Gemma3Config(**gemma3.SIZES["Gemma-3-4B"]), "3.88", None),
-        (Gemma3Config(**gemma3.SIZES["Gemma-3-27B"]), "27.0", None),
-        (Gemma4Config(), "4.63", None),
-        (Gemma4Config(**gemma4.SIZES["Gemma-4-E4B"]), "7.5", None),
-        (Gemma4Config(**gemma4.SIZES["Gemma-4-31B"]), "30.7", None),
-        (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-30B-A3B"]), "31", "3"),
-        pytest.param(
-            Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), "235", "22",
-            marks=pytest.mark.slow,  # a second of modules without memory, as below
-        ),
-        (Qwen3NextConfig(**qwen3_next.SIZES["Qwen3-Next-80B-A3B"]), "80", "3.6"),  # its name says 3
-        (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-0.8B"]), "0.8", None),
-        (Qwen3_5Config(), "9.0", None),
-        (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-27B"]), "27", None),
-        (Qwen3_5MoeConfig(), "35", "3"),
-        pytest.param(  # its name says 397
-            Qwen3_5MoeConfig(**qwen3_5.MOE_SIZES["Qwen3.5-397B-A17B"]), "396", "16",
-            marks=pytest.mark.slow,
-        ),
-        (DeepseekV3Config(), "671", "37"),
-        (GptOssConfig(**gpt_oss.SIZES["gpt-oss-20b"]), "20.9", "3.6"),
-        (GptOssConfig(), "116.8", "5.1"),
-    ],
-)  # fmt: skip
+PUBLISHED_SIZES = [
+    (GPT2Config(**gpt2.SIZES["gpt2"]), "0.124", None),
+    (GPT2Config(**gpt2.SIZES["gpt2-medium"]), "0.355", None),
+    (GPT2Config(**gpt2.SIZES["gpt2-large"]), "0.774", None),
+    (GPT2Config(**gpt2.SIZES["gpt2-xl"]), "1.558", None),
+    (Qwen2Config(**qwen2.SIZES["Qwen2-0.5B"]), "0.494", None),
+    (Qwen2Config(**qwen2.SIZES["Qwen2-1.5B"]), "1.544", None),
+    (Qwen2Config(**qwen2.SIZES["Qwen2-7B"]), "7.616", None),
+    (Qwen3Config(**qwen3.SIZES["Qwen3-0.6B"]), "0.6", None),
+    (Qwen3Config(**qwen3.SIZES["Qwen3-1.7B"]), "1.7", None),
+    (Qwen3Config(**qwen3.SIZES["Qwen3-4B"]), "4.0", None),
+    (Qwen3Config(**qwen3.SIZES["Qwen3-8B"]), "8.2", None),
+    (SmolLM3Config(), "3.08", None),
+    (Gemma3Config(**gemma3.SIZES["Gemma-3-270M"]), "0.268", None),
+    (Gemma3Config(**gemma3.SIZES["Gemma-3-1B"]), "1.000", None),
+    (Gemma3Config(**gemma3.SIZES["Gemma-3-4B"]), "3.88", None),
+    (Gemma3Config(**gemma3.SIZES["Gemma-3-27B"]), "27.0", None),
+    (Gemma4Config(), "4.63", None),
+    (Gemma4Config(**gemma4.SIZES["Gemma-4-E4B"]), "7.5", None),
+    (Gemma4Config(**gemma4.SIZES["Gemma-4-31B"]), "30.7", None),
+    (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-30B-A3B"]), "31", "3"),
+    (Qwen3MoeConfig(**qwen3_moe.SIZES["Qwen3-235B-A22B"]), "235", "22"),
+    (Qwen3NextConfig(**qwen3_next.SIZES["Qwen3-Next-80B-A3B"]), "80", "3.6"),  # its name says 3
+    (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-0.8B"]), "0.8", None),
+    (Qwen3_5Config(), "9.0", None),
+    (Qwen3_5Config(**qwen3_5.SIZES["Qwen3.5-27B"]), "27", None),
+    (Qwen3_5MoeConfig(), "35", "3"),
+    (Qwen3_5MoeConfig(**qwen3_5.MOE_SIZES["Qwen3.5-397B-A17B"]), "396", "16"),  # its name says 397
+    (DeepseekV3Config(), "671", "37"),
+    (GptOssConfig(**gpt_oss.SIZES["gpt-oss-20b"]), "20.9", "3.6"),
+    (GptOssConfig(), "116.8", "5.1"),
+]  # fmt: skip
+
+
+def first_of_each_class() -> Iterator[Any]:
+    """In `make test`: modules without memory take time, too."""
+    seen: set[type] = set()
+    for row in PUBLISHED_SIZES:
+        yield pytest.param(*row, marks=[pytest.mark.slow] * (type(row[0]) in seen))
+        seen.add(type(row[0]))
+
+
+@pytest.mark.parametrize(("config", "total", "active"), [*first_of_each_class()])
 def test_published_sizes_have_their_billions_of_parameters(
     config: Any, total: str, active: str | None
 ) -> None:

@@ -86,7 +86,16 @@ CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 CASES = [
     (name, tied) for name in CONFIGS for tied in ((True,) if name == "gpt2" else (True, False))
 ]
-every_model = pytest.mark.parametrize(("name", "tied"), CASES)
+#: Heads that are tied and others take turns in `make test`.
+every_model = pytest.mark.parametrize(
+    ("name", "tied"),
+    [
+        pytest.param(name, tied, marks=[pytest.mark.slow] * (i % 2 == tied and name != "gpt2"))
+        for i, name in enumerate(CONFIGS)
+        for tied in (True, False)
+        if (name, tied) in CASES
+    ],
+)
 IDX = token_ids(2, 7)
 
 
@@ -131,10 +140,18 @@ def swap(model: CausalLM, table: torch.Tensor) -> None:
     swap_parameters_(model, {names[id(model.backbone.embedding.weight)]: table})
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("change", [replace_weight, replace_module, swap])
+CHANGES = (replace_weight, replace_module, swap)
+COPIES = (lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)))
+
+
 @pytest.mark.parametrize(
-    "copied", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+    ("name", "change", "copied"),
+    [  # each model with each change and each copy, and each change with each copy, in `make test`
+        pytest.param(name, change, copied, marks=[pytest.mark.slow] * ((n + i + j) % 3 > 0))
+        for n, name in enumerate(CONFIGS)
+        for i, change in enumerate(CHANGES)
+        for j, copied in enumerate(COPIES)
+    ],
 )
 def test_a_tied_head_follows_its_embedding(
     name: str,

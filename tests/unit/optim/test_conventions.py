@@ -331,9 +331,12 @@ def test_a_state_is_there_after_the_first_step_only_and_as_announced(make) -> No
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FEW_DTYPES = [
+    pytest.param(dtype, marks=[pytest.mark.slow] * (i % 2)) for i, dtype in enumerate(DTYPES)
+]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", FEW_DTYPES, ids=str)
 @every
 def test_a_run_that_was_saved_or_copied_goes_on_bit_for_bit(make, dtype) -> None:
     optimizer = make(parameters(dtype), lr=0.05, eps=1e-3)

@@ -250,9 +250,8 @@ def test_options_of_the_update_reach_it() -> None:
 
 @pytest.mark.parametrize("kind", PROJECTION_TYPES)
 def test_moments_have_the_shape_of_the_projected_gradient(kind) -> None:
-    for shape, rank, basis, moments, drift in itertools.product(
-        SHAPES, RANKS, BASES, MOMENTS, (None, 0.5)
-    ):
+    ranks = zip(RANKS, (None, 0.5, None, 0.5), strict=True)
+    for shape, (rank, drift), basis, moments in itertools.product(SHAPES, ranks, BASES, MOMENTS):
         p = weight(shape)
         optimizer = GaLore(
             [p], rank=rank, update_proj_gap=2, projection_type=kind, basis=basis, moments=moments,
