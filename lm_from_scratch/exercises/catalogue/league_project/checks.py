@@ -16,7 +16,7 @@ from lm_from_scratch.inside.lens import logit_lens
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.story_grammar import ROOMS
 
-LAYER, FIRST, SETS = 3, 1000, 8
+LAYER, FIRST, SETS = 3, 1000, 4
 
 
 @lru_cache(maxsize=SETS)
