@@ -196,7 +196,7 @@ def few_or_many() -> Iterator[Any]:
     for i, kind in enumerate(KINDS):
         for j, law in enumerate(LAWS):
             quick = law in ("any chunking", "two of them") or (i + j) % 2 == 0
-            yield pytest.param(kind, law, 4, marks=[] if quick else pytest.mark.slow)
+            yield pytest.param(kind, law, 3, marks=[] if quick else pytest.mark.slow)
             yield pytest.param(kind, law, 30, marks=pytest.mark.slow)
 
 
