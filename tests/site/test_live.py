@@ -10,7 +10,7 @@ import math
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -39,7 +39,7 @@ SCRIPTS = (
     *(*ENGINE, "widget", "widgets/move", "gradients", "training", "widgets/train"),
     *(f"models/{name}" for name in (*MODELS, "tasks", "worlds", "stories")),
 )
-LENGTHS = (1, 2, 17, 100, 256)
+LENGTHS = (1, 2, 17, pytest.param(100, marks=pytest.mark.slow), 256)
 
 HELPERS = """
 <script>
@@ -137,10 +137,14 @@ def ids_of(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 4096, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+@cache
+def unchanged(name: str) -> Any:
+    return load_shipped(name)[0].eval()
+
+
 def wanted(name: str, ids: list[int]) -> torch.Tensor:
-    model, _ = load_shipped(name)
     with torch.no_grad():
-        return model.eval()(torch.tensor([ids]))[0]  # (T, V)
+        return unchanged(name)(torch.tensor([ids]))[0]  # (T, V)
 
 
 ALL = """([name, ids, want]) => apart(lm.shipped(name).model.forward(ids, { all: true }), floats(want))"""
@@ -169,7 +173,7 @@ def test_logits_in_one_pass_and_token_by_token(page: Page, name: str, length: in
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_from_a_server(served_page: Page, name: str) -> None:
-    test_logits_in_one_pass_and_token_by_token(served_page, name, 100)
+    test_logits_in_one_pass_and_token_by_token(served_page, name, 17)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -783,7 +787,7 @@ RUN = """([seed, steps, rate]) => {
 }"""
 
 
-@pytest.mark.parametrize("steps", [100])
+@pytest.mark.parametrize("steps", [24, pytest.param(100, marks=pytest.mark.slow)])
 def test_steps_are_those_of_torch(page: Page, steps: int) -> None:
     """The widget's own run: every loss and, at the end, every weight and the logits."""
     found = page.evaluate(RUN, [3, steps, 0.01])
