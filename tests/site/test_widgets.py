@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Visit, Visitor
+from conftest import Visit, Visitor, new_context
 from editions import translation
 from gallery import pages
 from live import widgets
@@ -37,8 +38,31 @@ PAGES = {
 each_widget = pytest.mark.parametrize("widget", PAGES)
 
 
+def some(quick: Set[str]) -> list[Any]:
+    """All widgets; those that have a quick one of their kind are slow."""
+    return [
+        pytest.param(widget, marks=() if widget in quick else pytest.mark.slow) for widget in PAGES
+    ]
+
+
 def test_every_widget_has_a_page() -> None:
     assert set(PAGES) == set(widgets.INVITATIONS)
+
+
+@pytest.fixture(scope="module")
+def tab_of_all(browser: Browser) -> Visit:
+    return Visit(new_context(browser, "light", 343).new_page())
+
+
+@pytest.fixture
+def tab(tab_of_all: Visit) -> Visit:
+    """One tab, which knows fingers, for tests whose reader may have been elsewhere before."""
+    page = tab_of_all.page
+    page.goto("about:blank")  # a link to another place of the same page would not load it
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.emulate_media(color_scheme="light")
+    tab_of_all.problems.clear()
+    return tab_of_all
 
 
 def started(visit: Visit, address: str, widget: str, state: str = "") -> Page:
@@ -114,7 +138,7 @@ def test_pages_without_a_widget_know_nothing_of_it(site: Path) -> None:
         assert ("live/loader.js" in path.read_text()) == (name in own), name
 
 
-@each_widget
+@pytest.mark.parametrize("widget", some({"next", "look", "kernel"}))
 def test_without_scripts_there_is_a_picture(browser: Browser, server: str, widget: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     try:
@@ -445,13 +469,12 @@ def faults(page: Page, widget: str) -> list[str]:
 
 
 @each_widget
-def test_journey(visit: Visitor, site: Path, widget: str) -> None:
+def test_journey(tab: Visit, site: Path, widget: str) -> None:
     """With the keyboard, from a disk, in light and wide."""
-    view = visit()
-    page = started(view, site.as_uri(), widget)
+    page = started(tab, site.as_uri(), widget)
     JOURNEYS[widget](page)
     assert faults(page, widget) == []
-    assert view.problems == []
+    assert tab.problems == []
 
 
 #: What a finger taps, and what is shown changes.
@@ -464,11 +487,12 @@ TAPPED = {
 }
 
 
-@each_widget
-def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> None:
+@pytest.mark.parametrize("widget", some(PAGES.keys() - {"race", "break", "bits", "beams"}))
+def test_on_a_phone_in_the_dark(tab: Visit, server: str, widget: str) -> None:
     """By touch."""
-    view = visit(theme="dark", width=343)
-    page = view.open(f"{server}/{PAGES[widget]}.html")
+    tab.page.set_viewport_size({"width": 343, "height": 900})
+    tab.page.emulate_media(color_scheme="dark")
+    page = tab.open(f"{server}/{PAGES[widget]}.html")
     page.locator(f"#live-{widget} .live-start").tap()
     page.wait_for_selector(f"#live-{widget}:not(:has(.live-picture))")
     if target := TAPPED.get(widget):
@@ -481,7 +505,7 @@ def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> Non
     if widget in ("race", "draft"):
         said(page, widget, r"\d")
     assert faults(page, widget) == []
-    assert view.problems == []
+    assert tab.problems == []
 
 
 def test_a_planted_fault_of_a_widget_is_found(visit: Visitor, server: str) -> None:
@@ -652,22 +676,21 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
     [
         ("look", "layer=99&head=-5&token=1e9&silent=9.9,x", "Block 7, head 0: “␣is” looks"),
         ("next", "temperature=1e-320&top_k=1e99&top_p=-1&seed=", "temperature (more: bolder)0"),
-        ("next", "temperature=hot&top_k=2.4&text=what?&seed=1", "top-k (0: all)2"),
+        pytest.param("next", "temperature=hot&top_k=2.4&text=what?&seed=1", "top-k (0: all)2", marks=pytest.mark.slow),
         ("tour", "stage=1000", "Step 20 of 20"),
         ("bits", "bits=7", "4.2 MB of weights"),
-        ("clock", "shift=NaN", "tokens before the text16"),
-        ("beams", "beams=0", "With 1 kept"),
-        ("race", "tokens=15", "tokens20"),
+        pytest.param("clock", "shift=NaN", "tokens before the text16", marks=pytest.mark.slow),
+        pytest.param("beams", "beams=0", "With 1 kept", marks=pytest.mark.slow),
+        pytest.param("race", "tokens=15", "tokens20", marks=pytest.mark.slow),
         ("move", "block=9&token=1e9", "block 3, the state at “␣hall”"),
         ("train", "rate=hot&seed=99&text=short", "Training needs at least 300"),
-        ("train", "rate=7&seed=-3", "learning rate0.01"),
+        pytest.param("train", "rate=7&seed=-3", "learning rate0.01", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_link_with_wrong_numbers_is_corrected(
-    visit: Visitor, server: str, widget: str, state: str, want: str
+    tab: Visit, server: str, widget: str, state: str, want: str
 ) -> None:
-    view = visit()
-    page = started(view, server, widget, state)
+    page = started(tab, server, widget, state)
     expect(page.locator(f"#live-{widget}")).to_contain_text(want)
     assert "NaN" not in text_of(page, widget) and "undefined" not in text_of(page, widget)
     assert page.locator(
@@ -675,7 +698,7 @@ def test_a_link_with_wrong_numbers_is_corrected(
     ).count()
     write_text(page, widget, "Return the number of")
     page.wait_for_timeout(500)
-    assert view.problems == []
+    assert tab.problems == []
 
 
 # -------------------------------------------------------------------------------- how fast it is
