@@ -7,7 +7,7 @@ float64, so that the bound can be tight. The table:
     PYTHONPATH=tests/helpers python tests/unit/cache/test_cache_laws.py
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -190,17 +190,29 @@ def obeys(kind: str, law: str, examples: int) -> None:
     run()
 
 
-def few_or_many() -> Iterator[Any]:
-    """Every kind with every law. The quick tests leave out every other law that "two of them" has
-    as well, and for each law other kinds."""
-    for i, kind in enumerate(KINDS):
-        for j, law in enumerate(LAWS):
-            quick = law in ("any chunking", "two of them") or (i + j) % 2 == 0
-            yield pytest.param(kind, law, 3, marks=[] if quick else pytest.mark.slow)
-            yield pytest.param(kind, law, 30, marks=pytest.mark.slow)
+def each_with_each(
+    kinds: Iterable[str],
+    laws: Iterable[Any],
+    examples: tuple[int, int],
+    always: Collection[Any] = (),
+) -> Iterator[Any]:
+    """Every kind with every law, in few examples and in many. The quick tests have, in few, the
+    laws that are ``always`` tried, and of the other pairs half: for each law other kinds."""
+    few, many = examples
+    for i, kind in enumerate(kinds):
+        for j, law in enumerate(laws):
+            name = f"{kind}-{getattr(law, '__name__', law)}"
+            quick = law in always or (i + j) % 2 == 0
+            marks = [] if quick else pytest.mark.slow
+            yield pytest.param(kind, law, few, marks=marks, id=f"{name}-{few}")
+            yield pytest.param(kind, law, many, marks=pytest.mark.slow, id=f"{name}-{many}")
 
 
-@pytest.mark.parametrize(("kind", "law", "examples"), [*few_or_many()])
+#: "two of them" has the others as well.
+EVERY_PAIR = each_with_each(KINDS, LAWS, (3, 30), always=("any chunking", "two of them"))
+
+
+@pytest.mark.parametrize(("kind", "law", "examples"), [*EVERY_PAIR])
 def test_every_kind_obeys_every_law(kind: str, law: str, examples: int) -> None:
     obeys(kind, law, examples)
 

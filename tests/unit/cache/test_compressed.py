@@ -5,8 +5,8 @@ import torch
 from caches import KINDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cache_laws import BOUND, Twin, feed_some
-from test_states import each_with_each
+from test_cache_laws import BOUND, Twin, each_with_each, feed_some
+from test_states import LAWS
 from tiny_models import enlarge_, token_ids
 
 from lm_from_scratch.cache.codec import Quantized
@@ -48,7 +48,7 @@ MODELS = {
 BLOCKS = ["growing", "static", "by window", "layered", "paged, blocks of 4"]
 
 
-@pytest.mark.parametrize(("kind", "law", "examples"), [*each_with_each(BLOCKS, (2, 12))])
+@pytest.mark.parametrize(("kind", "law", "examples"), [*each_with_each(BLOCKS, LAWS, (2, 12))])
 def test_every_kind_obeys_every_law_with_blocks(kind: str, law, examples: int) -> None:
     @settings(max_examples=examples)
     @given(

@@ -1,9 +1,6 @@
 """States of recurrent layers in every kind of cache: the laws of caches, for a model in which some
 layers have a state and no keys, and for one in which all have."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 import pytest
 import torch
 from caches import KINDS
@@ -12,6 +9,7 @@ from hypothesis import strategies as st
 from test_cache_laws import (
     BOUND,
     Twin,
+    each_with_each,
     feed_some,
     law_any_chunking,
     law_failed_pass,
@@ -77,18 +75,7 @@ def law_crop(twin: Twin, data) -> None:
 LAWS = [law_any_chunking, law_unequal_rows, law_crop, law_select, law_failed_pass, law_reset]
 
 
-def each_with_each(kinds: Iterable[str], examples: tuple[int, int]) -> Iterator[Any]:
-    """Every kind with every law, in few examples and in many. The quick tests have half of the
-    pairs, each kind with three laws and each law with half of the kinds."""
-    for i, kind in enumerate(kinds):
-        for j, law in enumerate(LAWS):
-            for n in examples:
-                slow = n == max(examples) or (i + j) % 2
-                marks = [pytest.mark.slow] * bool(slow)
-                yield pytest.param(kind, law, n, marks=marks, id=f"{kind}-{law.__name__}-{n}")
-
-
-@pytest.mark.parametrize(("kind", "law", "examples"), [*each_with_each(KINDS, (2, 12))])
+@pytest.mark.parametrize(("kind", "law", "examples"), [*each_with_each(KINDS, LAWS, (2, 12))])
 def test_every_kind_obeys_every_law_with_states(kind: str, law, examples: int) -> None:
     @settings(max_examples=examples)
     @given(
