@@ -9,7 +9,7 @@ attention alone is Qwen2 with gates. Their weights load by name.
 
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -450,10 +450,10 @@ CLASSIFIERS = [
 ]
 
 
-def several_seeds(number: int, quick: int = 3) -> list[Any]:
-    """So many seeds of drawn configs, of which all but a few take their time in `make test-all`."""
+def several_seeds(seeds: Iterable[int], quick: int = 3) -> list[Any]:
+    """These seeds of drawn configs, of which all but a few take their time in `make test-all`."""
     return [
-        pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(number)
+        pytest.param(seed, marks=[pytest.mark.slow] * (i >= quick)) for i, seed in enumerate(seeds)
     ]
 
 

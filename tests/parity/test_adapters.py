@@ -37,7 +37,7 @@ def theirs(twin: nn.Module) -> torch.Tensor:
 
 
 @every_family
-@pytest.mark.parametrize("seed", several_seeds(12, quick=1))
+@pytest.mark.parametrize("seed", several_seeds(range(12), quick=1))
 def test_peft_opens_adapters_on_every_map_and_computes_the_same(tmp_path, family, seed) -> None:
     """Beside the model, alone in a folder that names it, and given to a model: always the same."""
     import peft
@@ -85,7 +85,7 @@ def drawn_config(draw: Random, family: str, names: list[str]) -> dict[str, Any]:
 
 
 @every_family
-@pytest.mark.parametrize("seed", several_seeds(12, quick=1))
+@pytest.mark.parametrize("seed", several_seeds(range(12), quick=1))
 def test_adapters_that_peft_wrote_compute_the_same_here(tmp_path, family, seed) -> None:
     """rsLoRA, ranks and alphas of single maps, more rank than a map has; saved again, the same."""
     import peft

@@ -47,9 +47,9 @@ from lm_from_scratch.training.loss import causal_lm_loss
 
 families = pytest.mark.parametrize("family", FAMILIES)
 published = pytest.mark.parametrize("family", PUBLISHED)
-seeds = pytest.mark.parametrize("seed", several_seeds(30))
+seeds = pytest.mark.parametrize("seed", several_seeds(range(30)))
 #: For what takes several passes.
-less_seeds = pytest.mark.parametrize("seed", several_seeds(30, quick=2))
+less_seeds = pytest.mark.parametrize("seed", several_seeds(range(30), quick=2))
 #: Other configs for what takes longer.
 OTHERS = range(50, 54)
 #: Transformers generates nothing with layers that all have a state in place of keys.
@@ -281,9 +281,7 @@ def test_attention_weights(family: str, seed: int) -> None:
 
 
 @published
-@pytest.mark.parametrize(
-    "seed", [pytest.param(s, marks=[pytest.mark.slow] * (i >= 1)) for i, s in enumerate(OTHERS)]
-)
+@pytest.mark.parametrize("seed", several_seeds(OTHERS, quick=1))
 @torch.no_grad()
 def test_a_folder_goes_both_ways(family: str, seed: int, tmp_path) -> None:
     """What is loaded and saved is read by transformers as the family that it was, and comes back

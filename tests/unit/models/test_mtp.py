@@ -62,7 +62,7 @@ def twin_states(twin: Any, layers: Any, idx: torch.Tensor, n_depth: int) -> list
     return states[1:]
 
 
-@pytest.mark.parametrize("seed", several_seeds(25))
+@pytest.mark.parametrize("seed", several_seeds(range(25)))
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_every_depth_computes_what_transformers_does(family: str, seed: int) -> None:
