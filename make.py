@@ -237,10 +237,6 @@ def languages() -> list[str]:
 # seconds to start: only the stored notebooks have it.)
 PYTEST = ["-m", "pytest", "-p", "no:nbval", "-n", "2", "--dist", "worksteal"]
 QUICK = ["-m", "not slow"]
-# What is compiled once is read by the other process, and by all that tests start, even where the
-# environment asks Python to keep nothing: a quarter of the time to collect the tests of a new
-# clone, half of it from then on.
-KEPT = {"PYTHONDONTWRITEBYTECODE": ""}
 NBVAL = ["-m", "pytest", "--nbval", "--nbval-current-env", "-n", "2", "--dist", "loadfile"]
 
 
@@ -367,15 +363,21 @@ def check() -> None:
 def test() -> None:
     """lint, then every test that is not marked slow, and the stored notebooks of the lessons"""
     lint()
-    run(python(), *PYTEST, *QUICK, **KEPT)
+    tests(*QUICK)
     validate(r"\d+_.*")  # a number with a letter is a page in depth
 
 
 def test_all() -> None:
     """lint, then every test, the slow ones too, and every stored notebook"""
     lint()
-    run(python(), *PYTEST, **KEPT)
+    tests()
     validate(".*")
+
+
+def tests(*options: str) -> None:
+    """Python keeps what it compiles, also where the environment asks for nothing: the other process
+    and all that tests start read it, which halves the time until the first test."""
+    run(python(), *PYTEST, *options, PYTHONDONTWRITEBYTECODE="")
 
 
 def validate(names: str) -> None:
@@ -391,7 +393,7 @@ def validate(names: str) -> None:
 def check_site() -> None:
     """check the built site in a browser: links, mathematics, accessibility (EVERY_VIEW=1: more)"""
     built()
-    run(python(), *PYTEST, *([] if value("EVERY_VIEW") else QUICK), "tests/site")
+    tests(*([] if value("EVERY_VIEW") else QUICK), "tests/site")
 
 
 def lab() -> None:
