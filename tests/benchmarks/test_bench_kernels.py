@@ -65,7 +65,10 @@ def fails(row: Row) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "flash_attention")) for n in ROWS],
+)
 def test_a_kernel_that_does_nothing_is_seen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """None of them at all: every row fails. All but one: a row fails."""
     setting = Setting(smoke=True)

@@ -1,7 +1,7 @@
 """The checks of every exercise tell right from wrong: they pass what is right and reject what is
 wrong, at every seed, and the report names the mistake.
 
-    pytest tests/exercises -k NAME -m "not slow"  one exercise at three seeds, in seconds
+    pytest tests/exercises -k NAME -m "not slow"  one exercise at two seeds, in seconds
     pytest tests/exercises -k NAME                at 100 seeds, with every mutant, by name
 """
 
@@ -16,8 +16,9 @@ from lm_from_scratch.exercises.source import answer, load, solution
 NAMES = [one.name for one in (*exercises(), *drafts())]
 LEAST_WRONG, LEAST_RIGHT = 12, 4
 RIGHT_SEEDS, WRONG_SEEDS, SECOND_SEEDS = 100, 30, 10
-#: Of `make test`: answers take turns, each is tried at one of them.
-SEEDS = range(3)
+#: Of `make test`: answers take turns, each is tried at one of them. (Both give the league, whose
+#: stories a model must read first, the same stories.)
+SEEDS = range(0, 4, 2)
 
 
 @pytest.fixture(params=NAMES, scope="module")

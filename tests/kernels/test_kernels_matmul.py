@@ -125,20 +125,21 @@ def test_every_tile_once_group_by_group(tiles_m: int, tiles_n: int) -> None:
 
 
 @each_dtype_of_which_float16_is_slow
-def test_addmm(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "shape", [(M, K, N), pytest.param(ALIGNED, marks=pytest.mark.slow)], ids=str
+)
+def test_addmm(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     def reference(out_in: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return torch.addmm(out_in, a, b, beta=0.75, alpha=-0.125)
 
     def kernel(out_in: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return addmm(out_in, a, b, 0.75, -0.125)
 
-    for m, k, n in ((M, K, N), ALIGNED):
-        shapes = [(m, n), (m, k), (k, n)]
-        args = [numbers(*shape, seed=i, grad=False) for i, shape in enumerate(shapes)]
-        for layout in (lambda x: x, strided):
-            check(
-                kernel, reference, *args, dtype=dtype, name="addmm", gradients=False, layout=layout
-            )
+    m, k, n = shape
+    shapes = [(m, n), (m, k), (k, n)]
+    args = [numbers(*shape, seed=i, grad=False) for i, shape in enumerate(shapes)]
+    for layout in (lambda x: x, strided):
+        check(kernel, reference, *args, dtype=dtype, name="addmm", gradients=False, layout=layout)
 
 
 def test_in_place() -> None:
