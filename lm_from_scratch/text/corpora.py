@@ -12,6 +12,7 @@ The shipped models were trained on this text and this split: with another, the l
 """
 
 import ast
+import gc
 import os
 import re
 import sysconfig
@@ -90,8 +91,14 @@ def _docstrings() -> tuple[Document, ...]:
             if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
                 visit(child, f"{name}.{child.name}" if hasattr(child, "name") else name, module)
 
-    for module, source in _modules():
-        visit(ast.parse(source), module, module)
+    collects = gc.isenabled()
+    gc.disable()  # trees have no cycles, and a collection would walk through all that is alive
+    try:
+        for module, source in _modules():
+            visit(ast.parse(source), module, module)
+    finally:
+        if collects:
+            gc.enable()
     return tuple(documents)
 
 
