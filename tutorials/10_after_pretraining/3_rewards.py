@@ -147,8 +147,8 @@ print((wrong - wrong.mean()).tolist())
 # The whole run
 # -------------
 #
-# One step is: ask, mark, compare, push. ``sequence_log_probs`` adds up the log-probabilities of an answer's tokens;
-# those of the question do not count.
+# One step is: ask, mark, compare, push. An answer with advantage 0 is pushed nowhere, so the model need not read it
+# again. ``sequence_log_probs`` adds up the log-probabilities of an answer's tokens; those of the question do not count.
 
 
 def reward_loss(model, asked, reward, seed):
@@ -156,12 +156,14 @@ def reward_loss(model, asked, reward, seed):
     group = [question for question in asked for _ in range(8)]
     R = torch.tensor([*map(reward, group, said)]).view(-1, 8)
     advantages = (R - R.mean(dim=1, keepdim=True)).flatten()
+    pushed = (advantages != 0).nonzero()[:, 0].tolist() or [0]
     batch = targets_of(
-        [answered(tokenizer, prompt("add", q), a) for q, a in zip(group, said)]
+        [answered(tokenizer, prompt("add", group[i]), said[i]) for i in pushed]
     )
     logits = model(batch.idx, positions=batch.positions)
     log_probs = sequence_log_probs(logits, batch.targets)
-    return -(advantages * log_probs).mean(), R.mean().item()
+    loss = -(advantages[pushed] * log_probs).sum() / len(said)
+    return loss, R.mean().item()
 
 
 # %%
@@ -170,7 +172,9 @@ def reward_loss(model, asked, reward, seed):
 
 def learn(start, reward, seed, steps=20, lr=5e-4):
     model, curve = copy.deepcopy(start), []
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.95), fused=True
+    )
     new = sums(Random(100 + seed))
     for n in range(steps):
         optimizer.param_groups[0]["lr"] = lr * (1 - n / steps)
