@@ -102,8 +102,7 @@ learned_parts(tokenizer.pieces(one.ids), names, one.answer)
 # Teach it to call
 # ----------------
 #
-# A program writes a thousand such exchanges, with numbers of four or five digits. We train three models, from three
-# seeds.
+# A program writes a thousand such exchanges, with numbers of four or five digits. We train two models, from two seeds.
 
 
 def drawn(seed, count=1100):
@@ -122,7 +121,7 @@ def tuned(model, examples, seed, steps):
 
 
 models = []
-for seed in range(3):
+for seed in range(2):
     examples = [exchange(q)[0] for q in drawn(seed)]
     models.append(tuned(base, examples, seed, steps=120))
 
@@ -206,7 +205,7 @@ after = [[with_tool(model, q) for q in tests.values()] for model in models]
 
 _, (ax,) = figure(4.6, 2.8)
 ax.plot(digits, alone, "o-", color=COLOURS[0], label="alone")
-for seed, (shares, style) in enumerate(zip(after, ("s--", "^--", "v--"))):
+for seed, (shares, style) in enumerate(zip(after, ("s--", "^--"))):
     ax.plot(digits, shares, style, color=COLOURS[1], label=f"tool, seed {seed}")
 ax.set(title="Right sums, alone and with a tool", xlabel="digits of a number")
 ax.legend(frameon=False)
@@ -287,7 +286,7 @@ assert chance < 1e-3 and chance_after > 0.9
 #
 # 1. *Easy.* Give the loop a tool that always says ``7``. Does the model believe it? Ask for sums of two digits, which
 #    the base model can add, and of five.
-# 2. *Medium.* Teach three models to add numbers of one to six digits *without* a tool, in as many steps. A good answer
+# 2. *Medium.* Teach two models to add numbers of one to six digits *without* a tool, in as many steps. A good answer
 #    shows both kinds of model in one plot.
 # 3. *Medium.* Let half of the examples with up to three digits have no call. A good answer says for each length how
 #    often the model calls, and how often it is right.
