@@ -122,7 +122,9 @@ def held_out_loss(model):
 
 def train(seed, n, share, steps=80):
     model = student(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.95), fused=True
+    )
     losses = []
     for step in range(steps):
         rate = 8e-3 * min(1, (step + 1) / 10) * (1 - step / steps)
@@ -148,36 +150,36 @@ def train(seed, n, share, steps=80):
 
 ways = {"labels": (30, 0.0), "teacher": (30, 1.0)}
 runs = {
-    name: [train(seed, *way) for seed in range(3)] for name, way in ways.items()
+    name: [train(seed, *way) for seed in range(2)] for name, way in ways.items()
 }
-for name, three in runs.items():
-    print(f"{name:8}", *(f"{losses[-1]:.3f}" for _, losses in three))
-final = {name: [l[-1] for _, l in three] for name, three in runs.items()}
+for name, both in runs.items():
+    print(f"{name:8}", *(f"{losses[-1]:.3f}" for _, losses in both))
+final = {name: [l[-1] for _, l in both] for name, both in runs.items()}
 assert all(b < a - 0.1 for a, b in zip(final["labels"], final["teacher"]))
 
 # %%
-# The one with the teacher, for each of three seeds. The teacher was asked about the same 30 stories and no others. What
+# The one with the teacher, for both seeds. The teacher was asked about the same 30 stories and no others. What
 # it adds is what it learned from thousands of stories before.
 #
 # How much is that worth? Let us give the student with labels more stories: all 120, in as many steps.
 
-runs["120 stories"] = [train(seed, 120, 0.0) for seed in range(3)]
+runs["120 stories"] = [train(seed, 120, 0.0) for seed in range(2)]
 
 fig, (ax,) = figure(4.6, 2.8)
 steps = range(16, 81, 16)
-for (name, three), mark in zip(runs.items(), "o^s", strict=True):
-    mean = torch.tensor([losses for _, losses in three]).mean(0)
+for (name, both), mark in zip(runs.items(), "o^s", strict=True):
+    mean = torch.tensor([losses for _, losses in both]).mean(0)
     ax.plot(steps, mean, marker=mark, label=name)
 ax.axhline(
     held_out_loss(teacher), color="0.5", ls=":", label="the teacher itself"
 )
-ax.set(title="Held-out loss, mean of three seeds", xlabel="step", ylabel="nats")
+ax.set(title="Held-out loss, mean of two seeds", xlabel="step", ylabel="nats")
 ax.legend(frameon=False)
 plt.show()
 more = [l[-1] for _, l in runs["120 stories"]]
 print("120 stories", *(f"{loss:.3f}" for loss in more))
-assert abs(sum(more) - sum(final["teacher"])) / 3 < 0.15
-assert sum(more) / 3 < sum(final["labels"]) / 3 - 0.2
+assert abs(sum(more) - sum(final["teacher"])) / 2 < 0.15
+assert sum(more) / 2 < sum(final["labels"]) / 2 - 0.2
 assert held_out_loss(teacher) < min(final["teacher"]) - 0.3
 
 # %%
