@@ -140,18 +140,55 @@ def new_context(browser: Browser, theme: str, width: int) -> BrowserContext:
     return context
 
 
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Visitor]:
-    """A reader's first visit, with nothing stored: `visit(theme="dark", width=375)`."""
-    contexts: list[BrowserContext] = []
+@pytest.fixture(scope="session")
+def free_tabs() -> dict[bool, list[Visit]]:
+    """Tabs that know fingers, and tabs that do not."""
+    return {True: [], False: []}
 
-    def start(theme: str = "light", width: int = 1280) -> Visit:
-        contexts.append(new_context(browser, theme, width))
-        return Visit(contexts[-1].new_page())
+
+@pytest.fixture
+def visit(
+    browser: Browser, server: str, site: Path, free_tabs: dict[bool, list[Visit]]
+) -> Iterator[Visitor]:
+    """A reader's first visit, with nothing stored: `visit(theme="dark", width=375)`.
+
+    The tab may have been another reader's: it keeps what it loaded, which halves the time of a page.
+    A test that changes more than its page, or looks at what is loaded, says `fresh=True`.
+    """
+    lent: list[tuple[Visit, list[Visit]]] = []
+    closing: list[BrowserContext] = []
+
+    def start(theme: str = "light", width: int = 1280, fresh: bool = False) -> Visit:
+        free = free_tabs[width < 600]
+        if fresh or not free:
+            view = Visit(new_context(browser, theme, width).new_page())
+        else:
+            view = free.pop()
+            view.page.set_viewport_size({"width": width, "height": 900})
+            view.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        if fresh:
+            closing.append(view.page.context)
+        else:
+            lent.append((view, free))
+        return view
 
     yield start
-    for context in contexts:
+    for context in closing:
         context.close()
+    for view, free in lent:
+        forget(view, server if view.page.url.startswith(server) else site.as_uri())
+        free.append(view)
+
+
+def forget(view: Visit, root: str) -> None:
+    """What a reader did: other tabs, and what is stored, also by a page that is left."""
+    for page in view.page.context.pages:
+        if page is not view.page:
+            page.close()
+    view.page.goto(f"{root}/_static/mathjax-license.txt")
+    view.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    view.page.context.clear_cookies()
+    view.problems.clear()
 
 
 @pytest.fixture(scope="session")

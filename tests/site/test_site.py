@@ -643,7 +643,7 @@ def test_phone_menu(visit: Visitor, server: str) -> None:
 
 
 def test_copy_button(visit: Visitor, server: str) -> None:
-    view = visit()
+    view = visit(fresh=True)
     view.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = view.open(f"{server}/{TUTORIALS[0]}")
     block = page.locator("div.highlight-Python, div.highlight-python").first

@@ -104,7 +104,7 @@ def test_two_tabs_agree(visit: Visitor, server: str) -> None:
 
 @pytest.mark.parametrize("kept", ["no JSON", "{}", "null", '["of last year", 7]'])
 def test_what_is_kept_may_be_wrong(visit: Visitor, server: str, kept: str) -> None:
-    view = visit()
+    view = visit(fresh=True)
     view.page.add_init_script(f"localStorage.setItem('{KEY}', {kept!r})")
     page = view.open(f"{server}/{INDEX}")
     status(page, 0)
@@ -114,7 +114,7 @@ def test_what_is_kept_may_be_wrong(visit: Visitor, server: str, kept: str) -> No
 
 
 def test_a_browser_that_keeps_nothing_says_so(visit: Visitor, server: str) -> None:
-    view = visit()
+    view = visit(fresh=True)
     view.page.add_init_script(
         "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no'); } })"
     )

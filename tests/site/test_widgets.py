@@ -49,22 +49,6 @@ def test_every_widget_has_a_page() -> None:
     assert set(PAGES) == set(widgets.INVITATIONS)
 
 
-@pytest.fixture(scope="module")
-def tab_of_all(browser: Browser) -> Visit:
-    return Visit(new_context(browser, "light", 343).new_page())
-
-
-@pytest.fixture
-def tab(tab_of_all: Visit) -> Visit:
-    """One tab, which knows fingers, for tests whose reader may have been elsewhere before."""
-    page = tab_of_all.page
-    page.goto("about:blank")  # a link to another place of the same page would not load it
-    page.set_viewport_size({"width": 1280, "height": 900})
-    page.emulate_media(color_scheme="light")
-    tab_of_all.problems.clear()
-    return tab_of_all
-
-
 def started(visit: Visit, address: str, widget: str, state: str = "") -> Page:
     """A page whose widget runs, by a click or by the state in the address."""
     page = visit.open(
@@ -84,7 +68,7 @@ def text_of(page: Page, widget: str) -> str:
 
 
 def test_nothing_is_loaded_before_a_reader_is_near(visit: Visitor, server: str) -> None:
-    view = visit()
+    view = visit(fresh=True)
     asked: list[str] = []
     view.page.on("request", lambda request: asked.append(request.url))
     page = view.open(f"{server}/{PAGES['next']}.html")
@@ -151,7 +135,7 @@ def test_without_scripts_there_is_a_picture(browser: Browser, server: str, widge
 
 
 def test_a_model_that_cannot_be_read_is_said_and_tried_again(visit: Visitor, server: str) -> None:
-    view = visit()
+    view = visit(fresh=True)
     page = view.open(f"{server}/{PAGES['next']}.html")
     for name in ("tensor.js", "models/qwen2-docs.js"):
         page.route(f"**/{name}*", lambda route: route.abort())
@@ -429,7 +413,7 @@ def kernel_journey(page: Page) -> None:
 
 
 def test_a_browser_without_the_kernel_is_told(visit: Visitor, server: str) -> None:
-    view = visit()
+    view = visit(fresh=True)
     view.page.add_init_script("delete window.WebAssembly")
     page = started(view, server, "kernel")
     expect(page.locator("#live-kernel .live-status")).to_contain_text("does not run the kernel")
@@ -469,12 +453,13 @@ def faults(page: Page, widget: str) -> list[str]:
 
 
 @each_widget
-def test_journey(tab: Visit, site: Path, widget: str) -> None:
+def test_journey(visit: Visitor, site: Path, widget: str) -> None:
     """With the keyboard, from a disk, in light and wide."""
-    page = started(tab, site.as_uri(), widget)
+    view = visit()
+    page = started(view, site.as_uri(), widget)
     JOURNEYS[widget](page)
     assert faults(page, widget) == []
-    assert tab.problems == []
+    assert view.problems == []
 
 
 #: What a finger taps, and what is shown changes.
@@ -488,11 +473,10 @@ TAPPED = {
 
 
 @pytest.mark.parametrize("widget", some(PAGES.keys() - {"race", "break", "bits", "beams"}))
-def test_on_a_phone_in_the_dark(tab: Visit, server: str, widget: str) -> None:
+def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> None:
     """By touch."""
-    tab.page.set_viewport_size({"width": 343, "height": 900})
-    tab.page.emulate_media(color_scheme="dark")
-    page = tab.open(f"{server}/{PAGES[widget]}.html")
+    view = visit(theme="dark", width=343)
+    page = view.open(f"{server}/{PAGES[widget]}.html")
     page.locator(f"#live-{widget} .live-start").tap()
     page.wait_for_selector(f"#live-{widget}:not(:has(.live-picture))")
     if target := TAPPED.get(widget):
@@ -505,7 +489,7 @@ def test_on_a_phone_in_the_dark(tab: Visit, server: str, widget: str) -> None:
     if widget in ("race", "draft"):
         said(page, widget, r"\d")
     assert faults(page, widget) == []
-    assert tab.problems == []
+    assert view.problems == []
 
 
 def test_a_planted_fault_of_a_widget_is_found(visit: Visitor, server: str) -> None:
@@ -688,9 +672,10 @@ def test_a_link_holds_the_state(visit: Visitor, server: str) -> None:
     ],
 )  # fmt: skip
 def test_a_link_with_wrong_numbers_is_corrected(
-    tab: Visit, server: str, widget: str, state: str, want: str
+    visit: Visitor, server: str, widget: str, state: str, want: str
 ) -> None:
-    page = started(tab, server, widget, state)
+    view = visit()
+    page = started(view, server, widget, state)
     expect(page.locator(f"#live-{widget}")).to_contain_text(want)
     assert "NaN" not in text_of(page, widget) and "undefined" not in text_of(page, widget)
     assert page.locator(
@@ -698,7 +683,7 @@ def test_a_link_with_wrong_numbers_is_corrected(
     ).count()
     write_text(page, widget, "Return the number of")
     page.wait_for_timeout(500)
-    assert tab.problems == []
+    assert view.problems == []
 
 
 # -------------------------------------------------------------------------------- how fast it is
