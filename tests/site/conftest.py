@@ -152,7 +152,7 @@ def visit(
 ) -> Iterator[Visitor]:
     """A reader's first visit, with nothing stored: `visit(theme="dark", width=375)`.
 
-    The tab may have been another reader's: it keeps what it loaded, which halves the time of a page.
+    The tab may have been another reader's: what it loaded stays, which halves the time of a page.
     A test that changes more than its page, or looks at what is loaded, says `fresh=True`.
     """
     lent: list[tuple[Visit, list[Visit]]] = []
@@ -165,7 +165,9 @@ def visit(
         else:
             view = free.pop()
             view.page.set_viewport_size({"width": width, "height": 900})
-            view.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+            view.page.emulate_media(
+                color_scheme="dark" if theme == "dark" else "light", reduced_motion="reduce"
+            )
         if fresh:
             closing.append(view.page.context)
         else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Visit, Visitor, new_context
+from conftest import Visit, Visitor
 from editions import translation
 from gallery import pages
 from live import widgets
