@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx_gallery import gen_gallery, notebook
 
 from gallery import folding, pages
@@ -82,7 +83,16 @@ def finish(app: Any, error: Exception | None) -> None:
             Path(app.outdir, "_downloads", target).write_bytes(content)
 
 
+def last_section(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """The gallery looks for the box with the links in all of a page, where each word of code is a
+    node. It stands in the last section."""
+    while tree and (sections := [node for node in tree if isinstance(node, nodes.section)]):
+        tree = sections[-1]
+    gen_gallery.setup_template_link_getters(app, page, template, context, tree)
+
+
 def setup(app: Any) -> dict[str, bool]:
+    app.connect("html-page-context", last_section, priority=600)  # the gallery comes at 500
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
