@@ -157,10 +157,14 @@ class Vote:
 
 @cache
 def rejected(name: str) -> dict[str, list[str]]:
-    """By label, which checks reject a wrong answer, with the numbers of seed 0. Where a kernel
-    cannot run, these are the checks that are named for it."""
+    """Of the first wrong answer to each check, by label, which checks reject it, with the numbers
+    of seed 0. Where a kernel cannot run, these are the checks that are named for it."""
     one = exercise(name)
-    changes = [wrong for wrong in one.wrong if isinstance(wrong.answer, Mapping)]
+    first: dict[str, Wrong] = {}
+    for wrong in one.wrong:
+        if isinstance(wrong.answer, Mapping):
+            first.setdefault(wrong.case, wrong)
+    changes = first.values()
     if missing(one):
         return {wrong.label: [wrong.case] for wrong in changes}
     wants = [wanted(one, number, 0) for number in range(len(one.cases))]
@@ -179,12 +183,10 @@ def votes(one: Exercise) -> list[Vote]:
     """The answers to argue about: those that most checks accept, each seen by another check."""
     by = rejected(one.name)
     changes = [wrong for wrong in one.wrong if wrong.label in by]
-    by_case: dict[str, Wrong] = {}
-    for wrong in sorted(changes, key=lambda wrong: len(by[wrong.label])):
-        by_case.setdefault(wrong.case, wrong)
     names = [case.name for case in one.cases]
     chosen = []
-    for number, wrong in enumerate([*by_case.values()][:VOTES], 1):
+    least = sorted(changes, key=lambda wrong: len(by[wrong.label]))
+    for number, wrong in enumerate(least[:VOTES], 1):
         accepts = [name for name in names if name not in by[wrong.label]]
         begin = crc32(wrong.label.encode()) % max(len(accepts), 1)
         others = [*accepts[begin:], *accepts[:begin]][:2]
