@@ -51,11 +51,11 @@ def used_on(module: str) -> list[str]:
     return [
         f":doc:`{pages.document(page)}`"
         for page in pages.in_order()
-        if modules.uses(pages.source(page), module)
+        if module in modules.sources(pages.source(page))
     ] + [
         f":doc:`/exercises/{one.name}`"
         for one in exercises()
-        if modules.uses(folder(one.name) / "checks.py", module)
+        if module in modules.sources(folder(one.name) / "checks.py")
     ]
 
 
@@ -109,6 +109,7 @@ def kernels() -> list[tuple[str, str, str]]:
 # -- tables of the architecture --------------------------------------------------------------------
 
 
+@cache
 def graph(root: Path = pages.ROOT) -> dict[str, set[str]]:
     """What each file of the package imports from it, inside functions too."""
     known = modules.modules(root)

@@ -64,9 +64,10 @@ def imported(path: Path) -> set[tuple[str, str]]:
     return names
 
 
-def uses(path: Path, module: str) -> bool:
-    """Whether a file imports a module, or something from it."""
-    return any(module in (source, f"{source}.{name}") for source, name in imported(path))
+@cache
+def sources(path: Path) -> set[str]:
+    """The modules that a file imports, or imports something from, among names that are none."""
+    return {place for source, name in imported(path) for place in (source, f"{source}.{name}")}
 
 
 @cache
