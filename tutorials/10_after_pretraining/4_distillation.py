@@ -122,9 +122,7 @@ def held_out_loss(model):
 
 def train(seed, n, share, steps=80):
     model = student(seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), betas=(0.9, 0.95), fused=True
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     losses = []
     for step in range(steps):
         rate = 8e-3 * min(1, (step + 1) / 10) * (1 - step / steps)
