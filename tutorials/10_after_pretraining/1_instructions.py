@@ -154,18 +154,18 @@ def right(model):  # the share of right answers
     return sum(a == w for a, w in zip(said, wanted)) / len(unseen)
 
 
-models = [tuned(examples(seed, 110 * 8), seed) for seed in range(3)]
+models = [tuned(examples(seed, 110 * 8), seed) for seed in range(2)]
 shares = [right(model) for model in models]
 print(f"before: {right(base):.0%}, after:", *(f"{s:.0%}" for s in shares))
 assert right(base) == 0 and min(shares) > 0.5
 assert DOCUMENTS["sort"] == 30_000
 
 # %%
-# Three models from three seeds answer most of the 50 held-out questions. Each has seen 880 questions, while the base
+# Two models from two seeds answer most of the 50 held-out questions. Each has seen 880 questions, while the base
 # model learned to sort from 30,000 lines. So this is not where it learned to sort. It learned where the word is now,
 # and where the answer goes.
 #
-# **Predict first.** What does the first of the three models answer to *What is 47+38*?
+# **Predict first.** What does the first of the two models answer to *What is 47+38*?
 #
 # * 85, since it could add before
 # * that it does not know
@@ -206,7 +206,7 @@ for name, change in MASKS.items():
 # questions. With the mask one to the right, it never learns how an answer begins. None of them raises an error: the
 # model trains, and the loss falls.
 #
-# **Predict first.** Three models are trained with the last mask, which is moved one place to the left. What will they
+# **Predict first.** Two models are trained with the last mask, which is moved one place to the left. What will they
 # do?
 #
 # * answer as well as the others
@@ -222,7 +222,7 @@ def moved(seed, steps=25):
     return tuned(left, seed, steps)
 
 
-for seed in range(3):
+for seed in range(2):
     said = answers(moved(seed), first, stop=(0,), new=28)
     print(repr(said[0]), sum("<|im_end|>" in a for a in said), "ends of 50")
     assert not any("<|im_end|>" in a for a in said)
@@ -258,15 +258,15 @@ later = [[known(model, name) for name in TASKS] for model in models]
 
 _, (ax,) = figure(4.6, 2.8)
 ax.bar(range(6), plain, 0.3, color=COLOURS[0], label="before")
-for i, (row, hatch) in enumerate(zip(later, ("//", "..", "xx"))):
-    places = [x + 0.25 + 0.15 * i for x in range(6)]
-    ax.bar(places, row, 0.13, color=COLOURS[1], hatch=hatch, label=f"seed {i}")
+for i, (row, hatch) in enumerate(zip(later, ("//", ".."))):
+    places = [x + 0.3 + 0.2 * i for x in range(6)]
+    ax.bar(places, row, 0.18, color=COLOURS[1], hatch=hatch, label=f"seed {i}")
 ax.set(title="Right answers in the plain form", ylim=(0, 1.25))
 ax.set_xticks(range(6), [*TASKS])
-ax.legend(frameon=False, ncols=4, loc="upper center", fontsize=8)
+ax.legend(frameon=False, ncols=3, loc="upper center", fontsize=8)
 plt.show()
 assert min(plain[:3]) > 0.8
-assert sum(map(sum, later)) < 0.3 * 3 * sum(plain)
+assert sum(map(sum, later)) < 0.3 * 2 * sum(plain)
 
 # %%
 # Next to nothing. This is *catastrophic forgetting*: all weights took large steps for a single purpose, and nothing in the
