@@ -114,6 +114,10 @@ def test_memory_is_that_of_a_process_of_its_own() -> None:
     peak = measure.in_a_process("measure", "peak_megabytes")
     assert 20 < peak < measure.peak_megabytes()
     assert held[0] == 1
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"measure.seconds_of\(1,\) failed"):
         measure.in_a_process("measure", "seconds_of", 1)
 

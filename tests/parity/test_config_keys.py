@@ -193,7 +193,7 @@ GOOD = ("equal", "refused", "without effect", "no model of transformers")
     ("family", "head", "seed", "every"),
     [
         ("llama", "", SEEDS[0], False),
-        ("qwen2", "Sequence", SEEDS[0], False),
+        pytest.param("qwen2", "Sequence", SEEDS[0], False, marks=pytest.mark.slow),
         *(
             pytest.param(family, head, seed, True, marks=pytest.mark.slow)
             for family, head in [*((family, "") for family in PUBLISHED), *CLASSIFIERS]

@@ -69,20 +69,20 @@ def test_results_have_the_shape_and_dtype_of_the_queries_and_the_width_of_the_va
                 assert (y.shape, y.dtype) == ((*q.shape[:3], v.shape[3]), dtype), (kind, name)
 
 
-def test_rows_that_see_no_key_are_exactly_zero() -> None:
+@each_dtype
+def test_rows_that_see_no_key_are_exactly_zero(dtype: torch.dtype) -> None:
     found = 0
     for name, case in CASES.items():
         visible = case.visibility().mask.any(-1)  # (B, 1, T)
         if visible.all():
             continue
-        for dtype in DTYPES:
-            q, k, v, _ = case.tensors(dtype)
-            for kind, attend in ATTENTION_KINDS.items():
-                if expected_refusal(kind, name) in ("", NO_BACKWARD):
-                    y = attend(q, k, v, case.visibility(), 0.0)
-                    assert (y[~visible.expand(y.shape[:3])] == 0).all(), (kind, name)
-                    found += 1
-    assert found > 100
+        q, k, v, _ = case.tensors(dtype)
+        for kind, attend in ATTENTION_KINDS.items():
+            if expected_refusal(kind, name) in ("", NO_BACKWARD):
+                y = attend(q, k, v, case.visibility(), 0.0)
+                assert (y[~visible.expand(y.shape[:3])] == 0).all(), (kind, name)
+                found += 1
+    assert found > 33
 
 
 def test_the_rule_of_the_oracle_is_the_rule_of_the_package() -> None:

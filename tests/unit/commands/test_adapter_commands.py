@@ -130,7 +130,9 @@ def test_a_run_of_adapters_goes_on_as_if_it_had_not_stopped(source, tmp_path, ca
 
 
 @pytest.mark.parametrize("bits", ["4", pytest.param("8", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize(
+    "way", ["sft", *(pytest.param(way, marks=pytest.mark.slow) for way in ("dpo", "grpo"))]
+)
 def test_adapters_are_trained_beside_quantised_weights(
     source, tmp_path, capsys, monkeypatch, way, bits
 ) -> None:

@@ -342,7 +342,10 @@ def end(words: list[str], number: int, **options) -> subprocess.CompletedProcess
     return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(n, marks=SLOW) for n in (signal.SIGTERM, signal.SIGHUP))],
+)
 def test_a_signal_while_modules_are_imported_is_one_line(number) -> None:
     done = end(["generate", "--max-new-tokens", "100"], number)
     assert done.returncode == 128 + number and done.stderr.count("\n") == 1

@@ -438,6 +438,7 @@ def test_every_solution_gets_full_points_in_a_child(tmp_path: Path) -> None:
     assert summary(rows).count(" passed, mean ") == len(exercises())
 
 
+@pytest.mark.slow
 def test_a_spawned_child_gives_the_same_verdict(tmp_path: Path) -> None:
     """Where there is no fork (Windows), or where it is not safe (macOS)."""
     (tmp_path / "a.py").write_text(HALF)

@@ -92,7 +92,7 @@ def tokens_of(results: list[list[Hypothesis]]) -> list[list[tuple[int, ...]]]:
 # ---------------------------------------------------------------------------------- transformers
 
 
-@examples(25, 100)
+@examples(12, 100)
 @given(searches())
 def test_tokens_and_scores_equal_transformers(search) -> None:
     name, arguments = search

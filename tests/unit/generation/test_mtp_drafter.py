@@ -163,8 +163,8 @@ def test_each_column_is_computed_once_by_a_single_depth() -> None:
 @pytest.mark.parametrize(
     ("family", "n_depth"),
     [
-        ("llama", 1),
         ("qwen3", 3),
+        pytest.param("llama", 1, marks=pytest.mark.slow),
         pytest.param("llama", 3, marks=pytest.mark.slow),
         pytest.param("qwen3", 1, marks=pytest.mark.slow),
     ],

@@ -399,10 +399,8 @@ def sampled(drafter, seed: int = 0, rows: int = ROWS) -> tuple[float, list[Pass]
     return p_value(Counter(map(tuple, rows_of(passes))), EXPECTED, rows), passes
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "model")) for name in sorted(SAMPLED)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", sorted(SAMPLED))
 def test_sampled_sequences_have_the_distribution_of_the_model(drafter: str) -> None:
     assert sum(chance > 0 for chance in EXPECTED.values()) > 150
     p, passes = sampled(SAMPLED[drafter])

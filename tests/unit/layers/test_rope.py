@@ -446,7 +446,11 @@ def test_a_module_made_on_the_meta_device_works(scaling: RopeScaling | None) -> 
     assert rotary(POSITIONS.to("meta"), torch.float32)[0].device.type == "meta"
 
 
-@pytest.mark.parametrize("scaling", [None, *SCALINGS], ids=str)
+@pytest.mark.parametrize(
+    "scaling",
+    [pytest.param(s, marks=[pytest.mark.slow] * (i > 1)) for i, s in enumerate([None, *SCALINGS])],
+    ids=str,
+)
 def test_it_compiles_as_one_graph(scaling: RopeScaling | None) -> None:
     torch._dynamo.reset()
     rotary = RotaryEmbedding(16, scaling=scaling)

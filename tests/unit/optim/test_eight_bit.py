@@ -371,7 +371,7 @@ def test_codes_are_no_numbers_of_32_bits() -> None:
 # --------------------------------------------------------------------------------- what it learns
 
 
-@pytest.mark.parametrize("kind", ["adamw", "galore"])
+@pytest.mark.parametrize("kind", ["adamw", pytest.param("galore", marks=pytest.mark.slow)])
 def test_a_model_learns_as_with_32_bits(kind: str) -> None:
     ends = {}
     for bits in (8, 32):

@@ -194,7 +194,9 @@ def same_weights(a: GPT2LMHeadModel, b: GPT2LMHeadModel) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("stop_after", [1, 4, 7, 11])
+@pytest.mark.parametrize(
+    "stop_after", [4, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 11))]
+)
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tokens, tmp_path, stop_after) -> None:
     whole = run(tokens, None)
     stopped = run(tokens, tmp_path, stop_after)
@@ -335,7 +337,7 @@ def test_galore_trains_and_a_stopped_run_goes_on_bit_for_bit(tokens, tmp_path) -
         galore_run(tokens, tmp_path, rank=5)
 
 
-@pytest.mark.parametrize("make", [run, galore_run])
+@pytest.mark.parametrize("make", [pytest.param(run, marks=pytest.mark.slow), galore_run])
 def test_a_run_with_moments_in_8_bits_goes_on_bit_for_bit(
     tokens, tmp_path, monkeypatch, make
 ) -> None:
@@ -367,7 +369,9 @@ def test_bytes_of_the_state_are_those_that_are_held(monkeypatch) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize("make", [run, galore_run, muon_run])
+@pytest.mark.parametrize(
+    "make", [run, *(pytest.param(m, marks=pytest.mark.slow) for m in (galore_run, muon_run))]
+)
 def test_updates_in_backward_are_the_same_steps_without_clipping(tokens, tmp_path, make) -> None:
     free = dict(max_grad_norm=math.inf, grad_accumulation=1 if make is galore_run else 2)
     whole = make(tokens, None, **free)

@@ -735,6 +735,7 @@ def test_copies_and_pickles(kind: type[QuantizedWeight], parameter: bool) -> Non
         assert held(back)[0].data_ptr() != held(weight)[0].data_ptr()
 
 
+@pytest.mark.slow
 def test_a_fresh_process_loads_it_with_weights_only(tmp_path: Path) -> None:
     saved = {kind.__name__: make(kind, 6, 32) for kind in KINDS}
     torch.save(saved, tmp_path / "weights.pt")
