@@ -297,7 +297,7 @@ def course(
     # A process of its own: a child of this one would search all that the tests before it left.
     command = [sys.executable, "-m", "lm_from_scratch", "grade", str(folder / "in"), "--quiet"]
     command += ["--csv", str(folder / "out.csv"), "--reports", str(folder / "reports")]
-    command += ["--exercises", "rms_norm", "--seconds", "2", "--jobs", "4"]
+    command += ["--exercises", "rms_norm", "--seconds", "1", "--jobs", "4"]
     subprocess.run(command, check=True)
     if "leaves_a_daemon" in asked:
         time.sleep(3.5)  # what was left behind would write now
