@@ -7,6 +7,7 @@ plain values are read from the call ``EXERCISE = Exercise(...)`` that ends its `
 import ast
 import re
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 from lm_from_scratch.exercises import catalogue, progress
@@ -52,9 +53,10 @@ def has_part(name: str) -> bool:
     return (folder(name) / "part.py").is_file()
 
 
-def names() -> list[str]:
-    """Of all exercises, drafts too."""
-    return sorted(path.parent.name for path in folder("").glob("*/checks.py"))
+@cache
+def names() -> tuple[str, ...]:
+    """Of all exercises, drafts too. They are looked for once: each card asks whether it is one."""
+    return tuple(sorted(path.parent.name for path in folder("").glob("*/checks.py")))
 
 
 def known(name: str) -> str:
