@@ -49,7 +49,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 published = pytest.mark.parametrize("family", PUBLISHED)
 seeds = pytest.mark.parametrize("seed", several_seeds(range(30)))
 #: For what takes several passes.
-less_seeds = pytest.mark.parametrize("seed", several_seeds(range(30), quick=2))
+less_seeds = pytest.mark.parametrize("seed", several_seeds(range(30), quick=1))
 #: Other configs for what takes longer.
 OTHERS = range(50, 54)
 #: Transformers generates nothing with layers that all have a state in place of keys.

@@ -39,6 +39,10 @@ MODELS = {
 #: Bits, group and dtype; a group that divides the rows of every model, or the whole row.
 FORMS = [(8, None, "float32"), (8, 4, "bfloat16"), (4, 4, "float32"), (4, 4, "bfloat16")]
 CASES = [(name, *form) for name in MODELS for form in FORMS]
+#: Of `make test`: each model in 8 and in 4 bits, in one of the dtypes.
+QUICK = [
+    (name, *form) for i, name in enumerate(MODELS) for j, form in enumerate(FORMS) if i % 2 == j % 2
+]
 CASES += [("gpt2 of 64", 8, None, "bfloat16"), ("gpt2 of 64", 4, 32, "bfloat16")]
 IDX = token_ids(2, 9)
 
@@ -77,7 +81,10 @@ def edit_config(folder: Path, edit) -> None:
 # ------------------------------------------------------------------------------------ round trips
 
 
-@pytest.mark.parametrize(("name", "bits", "group_size", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("name", "bits", "group_size", "dtype"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES],
+)
 def test_a_round_trip_changes_no_bit(tmp_path, name, bits, group_size, dtype) -> None:
     model = quantized(name, bits, group_size, dtype)
     save_pretrained(model, tmp_path / "m", max_shard_bytes=10_000)

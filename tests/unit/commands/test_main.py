@@ -535,7 +535,11 @@ def test_doctor_finds_all_well_and_names_what_is_missing(capsys, monkeypatch, tm
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "line"), [(1.0, "ok    more threads"), (1.2, "note  1 thread")]
+    ("slowdown", "line"),
+    [
+        pytest.param(1.0, "ok    more threads", marks=pytest.mark.slow),
+        (1.2, "note  1 thread"),
+    ],
 )
 def test_doctor_compares_with_one_thread(slowdown, line, capsys, monkeypatch) -> None:
     now = [2]

@@ -40,7 +40,14 @@ def test_every_right_answer_does_the_same(name: str, short) -> None:
 EXACT = [n for n in PARTS if part(n).loop != "learn" and not part(n).rounds]
 
 
-@pytest.mark.parametrize("name", [n for n in EXACT if n not in ("top_p", "ring_cache")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n == "beam_step"))  # a search takes a second
+        for n in EXACT
+        if n not in ("top_p", "ring_cache")
+    ],
+)
 def test_with_the_package_s_own_function_it_is_the_shipped_model(name: str, short) -> None:
     """But where the part draws from another distribution, or sees less."""
     loop = part(name).loop
