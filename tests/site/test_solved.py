@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from conftest import Visitor
 from gallery import exercises
 from playwright.sync_api import Browser, Page, expect
-from test_site import AXE, ONE_OF_EACH, OVERFLOW, axe_options
+from test_site import ONE_OF_EACH, OVERFLOW, axe_faults
 
 NAMES = [one.name for one in exercises.written()]
 INDEX, PACKAGE = "exercises/index.html", "exercises/your_package.html"
@@ -145,4 +145,4 @@ def test_how_it_looks(visit: Visitor, server: str, theme: str, width: int) -> No
         assert page.evaluate(OVERFLOW) == 0
         page.evaluate(ONE_OF_EACH, {"list": False})
         page.evaluate(Axe().axe_script)
-        assert page.evaluate(AXE, axe_options(whole=True)) == []
+        assert axe_faults(page, whole=True) == []
