@@ -46,14 +46,11 @@ AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 EVERY_VIEW = bool(os.environ.get("EVERY_VIEW"))
 # On a phone the frame of a page is another, which the pages of a folder share.
 FIRST_OF_FOLDER = {str(Path(name).parent): name for name in reversed(PAGES)}.values()
-# Pages of modules, of exercises, of weeks, of stories and of chapters come from a template each: one
-# in sixteen is opened where time counts. An in-depth page is made of what lessons are made of, and
-# a translation of what its first edition is: axe looks at one in four, and is all that looks at
-# translations; of in-depth pages every second is opened. Formulas of pages that wait are drawn
-# together on one.
-MADE = re.compile(
-    r"(api/lm_from_scratch\.|classroom/weeks_|stories/|auto_tutorials/.+/index\.html)"
-)
+# Pages of modules, of exercises, of weeks, of stories and of chapters come from a template each:
+# one in sixteen is opened where time counts. An in-depth page is made of what lessons are made of,
+# and a translation of what its first edition is: axe looks at one in four; every second in-depth
+# page is opened, and no other translation. Formulas of pages that wait are drawn together on one.
+MADE = re.compile(r"(api/lm_from_scratch\.|classroom/weeks_|stories/|auto_tutorials/.+/index)")
 FROM_TEMPLATES = [name for name in PAGES if name in EXERCISE_PAGES or MADE.match(name)]
 EDITIONS = tuple(f"{edition}/" for edition in translation.EDITIONS)
 IN_DEPTH = {*TUTORIALS, *GPU_PAGES} - {*LESSONS, *GPU_LESSONS}
@@ -277,7 +274,7 @@ def test_page(reader: Visit, server: str, sound: list[str], name: str) -> None:
     problems = reader.problems
     problems.clear()
     # The page before need not be laid out for a phone.
-    reader.page.evaluate("document.body.replaceChildren()")
+    reader.page.evaluate("document.body.style.display = 'none'")
     reader.page.set_viewport_size({"width": 375, "height": 900})
     reader.page.emulate_media(color_scheme="dark")
     page = reader.open(f"{server}/{name}")
