@@ -194,7 +194,7 @@ assert (right.sum(1) / room.sum(1))[only].mean() < 0.35
 # * all go wrong
 
 texts = batch([story for story, _ in two_questions(20, seed=2)], tokenizer)
-n, end = 64, slice(-1, None)  # 64 texts, and logits of the last token alone
+n, end = 48, slice(-1, None)  # 48 texts, and logits of the last token alone
 
 
 def silent(layer, heads):
@@ -243,10 +243,10 @@ assert without[0, :2].max() < without[3, LOOKUPS].min()
 # from one head to a later part of the model. The model reads the first question, but along this path it gets what the head
 # fetched for the second. If the answer changes, news of the name takes this path.
 #
-# We take 12 stories in which the model answers both questions correctly. 0 is its own answer, 1 the other one.
+# We take 8 stories in which the model answers both questions correctly. 0 is its own answer, 1 the other one.
 
 both = (q.said(logits) == q.rooms).view(-1, 2).all(1)
-first, second = (2 * both.nonzero()[:12, 0] + i for i in (0, 1))
+first, second = (2 * both.nonzero()[:8, 0] + i for i in (0, 1))
 idx, source, positions = q.idx[first], q.idx[second], q.positions[first]
 
 
