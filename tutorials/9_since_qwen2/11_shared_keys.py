@@ -122,7 +122,7 @@ for shared in (0, 3):
     print(
         f"{shared} of 6 share: cache {cache.nbytes:,} bytes, {weights:,} weights"
     )
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-3, rtol=0)
 
 assert counted[0][0] == 2 * counted[3][0] == 6 * 100 * 2 * 16 * 4
 assert counted[0][1] - counted[3][1] == 3 * (2 * 48 * 16 + 16)
