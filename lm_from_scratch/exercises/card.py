@@ -7,7 +7,6 @@ plain values are read from the call ``EXERCISE = Exercise(...)`` that ends its `
 import ast
 import re
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 
 from lm_from_scratch.exercises import catalogue, progress
@@ -53,10 +52,9 @@ def has_part(name: str) -> bool:
     return (folder(name) / "part.py").is_file()
 
 
-@cache
-def names() -> tuple[str, ...]:
-    """Of all exercises, drafts too. They are looked for once: each card asks whether it is one."""
-    return tuple(sorted(path.parent.name for path in folder("").glob("*/checks.py")))
+def names() -> list[str]:
+    """Of all exercises, drafts too."""
+    return sorted(path.parent.name for path in folder("").glob("*/checks.py"))
 
 
 def known(name: str) -> str:
@@ -72,7 +70,12 @@ def known(name: str) -> str:
 
 def card(name: str) -> Card:
     """One card. Raises ``ValueError``, with the nearest names, if there is no such exercise."""
-    text = (folder(known(name)) / "checks.py").read_text(encoding="utf-8")
+    return _read(known(name))
+
+
+def _read(name: str) -> Card:
+    """The card of an exercise that there is."""
+    text = (folder(name) / "checks.py").read_text(encoding="utf-8")
     call = ast.parse(text[text.index("\nEXERCISE = Exercise(") :]).body[0]
     assert isinstance(call, ast.Assign) and isinstance(call.value, ast.Call)
     own = {field.name for field in fields(Card)}
@@ -83,7 +86,7 @@ def card(name: str) -> Card:
 def course() -> tuple[Card, ...]:
     """All exercises but drafts in the order of the learning path; in a chapter, `after` comes
     first."""
-    cards = sorted((c for c in map(card, names()) if not c.draft), key=lambda card: card.key)
+    cards = sorted((c for c in map(_read, names()) if not c.draft), key=lambda card: card.key)
     ordered: list[Card] = []
     while cards:
         chapter = [card for card in cards if card.key[0] == cards[0].key[0]]
@@ -96,7 +99,7 @@ def course() -> tuple[Card, ...]:
 
 def waiting() -> tuple[Card, ...]:
     """The drafts."""
-    return tuple(c for c in map(card, names()) if c.draft)
+    return tuple(c for c in map(_read, names()) if c.draft)
 
 
 def following() -> Card | None:

@@ -134,7 +134,6 @@ def exercises() -> tuple[Exercise, ...]:
     return tuple(exercise(card.name) for card in course())
 
 
-@cache
 def drafts() -> tuple[Exercise, ...]:
     """The exercises that can be done, and are no part of the course yet."""
     return tuple(exercise(card.name) for card in waiting())
