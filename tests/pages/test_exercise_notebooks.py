@@ -221,9 +221,14 @@ def test_solutions_have_lines_to_look_for() -> None:
     assert without == []
 
 
+@pytest.fixture(scope="module")
+def given() -> dict[Path, str]:
+    """The files of a student."""
+    return hand_out.student_files()
+
+
 @each_exercise
-def test_no_solution_in_what_a_student_gets(one: Exercise) -> None:
-    given = hand_out.student_files()
+def test_no_solution_in_what_a_student_gets(one: Exercise, given: dict[Path, str]) -> None:
     assert leaks(plain(given[Path(f"{one.name}.ipynb")]), one.name) == []
     assert leaks(given[Path(f"{one.name}.py")], one.name) == []
     # The student has asked for a hint that is open.
