@@ -150,7 +150,7 @@ report("largest class", torch.full_like(y_test, y_train.mode().values))
 #
 #    s_k = \log p(k) + \sum_{v \in \text{text}} \log \frac{n_{kv} + \alpha}{\sum_u (n_{ku} + \alpha)}
 #
-# The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 20 tokens of the text, and
+# The tokens are those of the shipped tokenizer. A sequence is the end-of-text token, up to 16 tokens of the text, and
 # the end-of-text token again: as a document of the model's training, cut short.
 
 model, tokenizer = load_shipped()
@@ -160,7 +160,7 @@ V, C = model.config.vocab_size, model.config.n_embd
 
 def sequences(documents):
     ids = tokenizer.encode_batch([d.text for d in documents])
-    return [[END, *row[:20], END] for row in ids]
+    return [[END, *row[:16], END] for row in ids]
 
 
 def bags(rows):
@@ -267,7 +267,7 @@ assert C == 128
 frozen = SequenceClassifier(model.backbone, K).eval()
 frozen.score.load_state_dict({"weight": probe(torch.eye(C)).T})
 
-three = [sorted(rows_test, key=len)[i] for i in (5, 200, 300)]
+three = [sorted(rows_test, key=len)[i] for i in (5, 100, 300)]
 left = padded_batch(three, END, side="left")
 right = padded_batch(three, END, side="right")
 idx = F.pad(right.idx, (3, 2), value=END)
