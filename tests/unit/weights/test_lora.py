@@ -550,7 +550,7 @@ def test_bfloat16_and_autocast(name, bits) -> None:
                 assert cosine > 0.9
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("bits", [0, pytest.param(8, marks=pytest.mark.slow), 4])
 def test_torch_compile_of_one_map(bits) -> None:
     layer = adapted("gpt2", bits).transformer.h[0].attn.c_attn
     x = torch.randn(2, 3, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
