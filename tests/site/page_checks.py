@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -94,17 +95,22 @@ def check_links(site: Path, pages: dict[Path, Page]) -> list[str]:
     problems = []
     site = site.resolve()
     ids = {path.resolve(): set(page.ids) for path, page in pages.items()}
+
+    @cache  # pages of a folder share most of their links
+    def place(folder: Path, name: str) -> tuple[Path, bool]:
+        target = (folder / name).resolve()
+        target = target / "index.html" if target.is_dir() else target
+        return target, target.is_file()
+
     for path, page in pages.items():
         for reference in dict.fromkeys([*page.links, *page.loaded]):
             url = urlsplit(reference)
             if url.scheme or url.netloc:
                 continue
-            target = (path.parent / unquote(url.path)).resolve() if url.path else path.resolve()
-            if target.is_dir():
-                target /= "index.html"
+            target, exists = place(path.parent, unquote(url.path) if url.path else path.name)
             if not target.is_relative_to(site):
                 problems.append(f"{path}: {reference} leaves the site")
-            elif not target.is_file():
+            elif not exists:
                 problems.append(f"{path}: {reference} does not exist")
             elif url.fragment and target in ids and unquote(url.fragment) not in ids[target]:
                 problems.append(f"{path}: {reference} has no such place on the page")
