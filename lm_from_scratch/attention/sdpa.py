@@ -11,6 +11,8 @@ from torch import Tensor
 from lm_from_scratch.attention.layer import check_shapes
 from lm_from_scratch.attention.visibility import Visibility
 
+#: Whether torch's bfloat16 kernel for a CPU is slower here than its float32 kernel.
+SLOW_BFLOAT16 = torch.backends.cpu.get_cpu_capability() != "AVX512"
 #: So many numbers of a tensor, and copies of them, stay in the cache of a processor.
 IN_CACHE = 2**18
 
@@ -41,7 +43,7 @@ def sdpa_attention(
         return y[..., :Dv]
     if Hkv < H:  # the query heads of a key head are queries of one head, which reads its keys once
         q = q.reshape(B, Hkv, -1, D)
-    elif q.dtype == torch.bfloat16 and q.device.type == "cpu":
+    elif SLOW_BFLOAT16 and q.dtype == torch.bfloat16 and q.device.type == "cpu":
         return one_query_in_float32(q, k, v, mask, dropout)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout).reshape(B, H, 1, -1)
 
@@ -52,8 +54,9 @@ def one_query_in_float32(
     """Attention of q (B, H, 1, D), k (B, H, S, D) and v (B, H, S, Dv) with a ``mask``
     (B or 1, H or 1, 1, S).
 
-    For a query alone torch's float32 kernel for a CPU, and the copies for it, take a third of the
-    time of its bfloat16 kernel; some heads at a time, whose copies stay in the processor's cache.
+    Without AVX-512, torch's float32 kernel and the copies for it take about half the time of its
+    bfloat16 kernel (with AVX-512, three to five times as much); some heads at a time, whose copies
+    stay in the processor's cache.
     """
     (B, H, S, _), heads = k.shape, max(1, IN_CACHE // k[0, 0].numel())
     if heads >= B * H:

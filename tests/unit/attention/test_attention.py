@@ -278,10 +278,15 @@ def test_a_window_that_hides_nothing_needs_no_mask() -> None:
 
 @pytest.mark.parametrize("hidden", [0, 4], ids=["all keys", "left padding"])
 @pytest.mark.parametrize("S", [1, 33])
-@pytest.mark.parametrize(("shared", "room"), [(1, 2**18), (1, 5 * 33), (1, 1), (2, 1), (4, 1)])
-def test_one_query_in_bfloat16(shared: int, room: int, S: int, hidden: int, monkeypatch) -> None:
-    """Computed in another dtype, layout, or a few heads at a time; value, shape, dtype and
-    gradients are the formula's."""
+@pytest.mark.parametrize(
+    ("shared", "room"), [(1, None), (1, 2**18), (1, 5 * 33), (1, 1), (2, 1), (4, 1)]
+)
+def test_one_query_in_bfloat16(
+    shared: int, room: int | None, S: int, hidden: int, monkeypatch
+) -> None:
+    """Computed as it is, in another dtype, layout, or a few heads at a time; value, shape, dtype
+    and gradients are the formula's."""
+    monkeypatch.setattr(sdpa, "SLOW_BFLOAT16", room is not None)
     monkeypatch.setattr(sdpa, "IN_CACHE", room)
     q, k, v = (x.requires_grad_() for x in tensors(B=2, H=4, T=1, S=S, dtype=torch.bfloat16))
     shared_k, shared_v = k[:, ::shared], v[:, ::shared]  # so many query heads for each of them
