@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from api import package
 from gallery import pages
-from sources.modules import summary, tree, uses
+from sources.modules import sources, summary, tree
 from sources.templates import render
 
 ROOT = Path(__file__).parents[2]
@@ -234,7 +234,7 @@ def test_the_index_begins_with_five_files_that_lessons_use() -> None:
     for module, about in lines:
         assert about == summary(package.listed()[module])
         assert about.endswith(".") and rest.count(f"<{module}>`") == 1
-        lessons = [n for n in pages.lessons() if uses(pages.source(n), module)]
+        lessons = [n for n in pages.lessons() if module in sources(pages.source(n))]
         assert len(lessons) >= 4, f"{module}: {lessons}"
 
 
