@@ -176,7 +176,7 @@ def test_logits_from_a_server(served_page: Page, name: str) -> None:
     test_logits_in_one_pass_and_token_by_token(served_page, name, 17)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(MODELS[0], marks=pytest.mark.slow), MODELS[1]])
 def test_logits_without_the_kernel(plain_page: Page, name: str) -> None:
     assert plain_page.evaluate("() => lm.kernel === null")
     test_logits_in_one_pass_and_token_by_token(plain_page, name, 17)

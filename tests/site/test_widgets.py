@@ -472,7 +472,9 @@ TAPPED = {
 }
 
 
-@pytest.mark.parametrize("widget", some(PAGES.keys() - {"race", "break", "bits", "beams"}))
+@pytest.mark.parametrize(
+    "widget", some(PAGES.keys() - {"race", "break", "bits", "beams", "kernel"})
+)
 def test_on_a_phone_in_the_dark(visit: Visitor, server: str, widget: str) -> None:
     """By touch."""
     view = visit(theme="dark", width=343)
