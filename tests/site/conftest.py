@@ -66,6 +66,12 @@ def server(site: Path) -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             pass
 
+        def do_GET(self) -> None:
+            if self.path != "/favicon.ico":  # a text has none, and pages name theirs
+                return super().do_GET()
+            self.send_response(204)
+            self.end_headers()
+
     handler = functools.partial(Quiet, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
