@@ -6,7 +6,7 @@ config: ``n_embd: Annotated[Count, multiple_of("n_head")]``. The error names fie
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from reprlib import Repr
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -94,13 +94,6 @@ _short.maxstring = _short.maxlong = _short.maxother = 80
 shown = _short.repr
 
 
-def sequence(name: str, given: Any) -> list[Any]:
-    """What was ``given``, as a list. Raises ``ValueError`` where it is no collection."""
-    if not isinstance(given, Collection) or isinstance(given, str):
-        raise ValueError(f"{name}={given!r} must be a list, as {[given]!r} is")
-    return list(given)
-
-
 def multiple_of(name: str, hint: str = "") -> Limit:
     """The limit of a number that another field, ``name``, divides."""
     return Limit(f"is not a multiple of {name}={{{name}}}{hint}", lambda n, of: n % of == 0, name)
@@ -126,8 +119,6 @@ PLAIN: dict[Any, Limit] = {
 
 #: A number of things, of which there is at least one.
 Count = Annotated[int, Limit(_FROM_1, lambda n: is_integer(n, 1)), _FITS]
-#: Lists of so many are made before the weights of a file are looked at.
-Layers = Annotated[Count, Limit("is more layers than any model has", lambda n: n <= 2**16)]
 #: A number of things, of which there may be none.
 Whole = Annotated[int, Limit("must be an integer, at least 0", lambda n: is_integer(n, 0)), _INT64]
 #: A :data:`Count`; None, until the config is made, stands for a number that others give.

@@ -120,12 +120,9 @@ def by_layer(visibility: Visibility, windows: Sequence[int | None]) -> list[Visi
 
 
 def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
-    """Positions for the tokens ``x`` (B, T, ...): the ``positions`` (B, T) given, or ``start``,
-    ``start + 1``, ...
-
-    The result is (B, T), or (1, T) where no positions were given and all rows are alike. Raises
-    ``ValueError`` if there is no token, or the positions do not fit.
-    """
+    """Positions for the tokens ``x`` (B, T, ...): those given (B, T), or ``start``, ``start + 1``,
+    ... (1, T), since all rows are alike. Raises ``ValueError`` if there is no token, or the
+    positions do not fit."""
     B, T = x.shape[:2]
     if B == 0 or T == 0:
         raise ValueError(f"the tokens have shape {(B, T)}: there must be at least one")
@@ -138,16 +135,12 @@ def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
 def check_cache(cache: Cache) -> None:
     """Raises ``ValueError`` for what is no cache."""
     if not hasattr(cache, "see"):
-        raise ValueError(
-            f"the cache is a {type(cache).__name__}: it must be one as GrowingCache(n_layer), or "
-            "be left out"
-        )
+        raise ValueError(f"the cache is a {type(cache).__name__}, not one as GrowingCache(n_layer)")
 
 
 def check_integers(name: str, given: Tensor, x: Tensor) -> None:
     """Raises ``ValueError`` for what is no tensor of integers (B, T), one for each of the tokens
-    ``x`` (B, T, ...). A mask of integers cannot be told from positions without reading it, and
-    passes: that is why positions are given by name alone, everywhere."""
+    ``x`` (B, T, ...). A mask of integers cannot be told from positions, and passes."""
     if not isinstance(given, Tensor):
         raise ValueError(f"{name} are a {type(given).__name__}; they must be a tensor (B, T)")
     if given.shape != x.shape[:2]:

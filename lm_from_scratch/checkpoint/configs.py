@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from lm_from_scratch.checkpoint.dialects import DIALECTS, SWITCHES, Dialect
+from lm_from_scratch.checkpoint.layer_kinds import Layers
 from lm_from_scratch.checkpoint.rope_configs import (
     apart,
     built,
@@ -15,7 +16,7 @@ from lm_from_scratch.checkpoint.rope_configs import (
     scaling_to_dict,
 )
 from lm_from_scratch.layers.rope_scaling import DynamicNTKScaling, ProportionalScaling
-from lm_from_scratch.limits import Layers, require, shown
+from lm_from_scratch.limits import require, shown
 from lm_from_scratch.models.gpt2 import GPT2Config
 from lm_from_scratch.models.qwen2 import FULL, SLIDING, Qwen2Config
 

@@ -7,7 +7,8 @@ and older words for both and for the kinds of layers.
 from collections.abc import Mapping
 from typing import Any
 
-from lm_from_scratch.limits import Count, Layers, Positive, Whole, require, shown
+from lm_from_scratch.checkpoint.layer_kinds import Layers
+from lm_from_scratch.limits import Count, Positive, Whole, require, shown
 from lm_from_scratch.models.deepseek_v4 import HASHED, HEAVY, SCORED, SPARSE, DeepseekV4Config
 from lm_from_scratch.models.qwen2 import SLIDING
 

@@ -7,7 +7,8 @@ published file says so with two keys; ``transformers`` writes a table of the lay
 from collections.abc import Mapping
 from typing import Any
 
-from lm_from_scratch.limits import Layers, require, shown
+from lm_from_scratch.checkpoint.layer_kinds import Layers
+from lm_from_scratch.limits import require, shown
 from lm_from_scratch.models.gemma4 import all_but_every
 from lm_from_scratch.models.qwen2 import FULL, SLIDING
 

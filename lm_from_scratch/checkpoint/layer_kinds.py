@@ -5,15 +5,17 @@ and returns the fields of our config.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from lm_from_scratch.limits import Count, Layers, is_integer, require, shown
+from lm_from_scratch.limits import Count, Limit, is_integer, require, shown
 from lm_from_scratch.models.deepseek_v3 import DeepseekV3Config
 from lm_from_scratch.models.gpt_oss import GptOssConfig, alternating
 from lm_from_scratch.models.qwen2 import FULL, SLIDING
 from lm_from_scratch.models.qwen3_next import LINEAR, Qwen3NextConfig
 from lm_from_scratch.models.smollm3 import all_but_every
 
+#: Lists of so many are made before the weights of a file are looked at.
+Layers = Annotated[Count, Limit("is more layers than any model has", lambda n: n <= 2**16)]
 NONE_SLIDES = {"sliding_window": None, "layer_types": None, "max_window_layers": None}
 
 

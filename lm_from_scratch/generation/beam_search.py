@@ -48,9 +48,9 @@ from lm_from_scratch.generation.generate import (
     decode,
     prefill,
 )
-from lm_from_scratch.generation.logit_processors import LogitProcessor, processed
+from lm_from_scratch.generation.logit_processors import LogitProcessor, processed, sequence
 from lm_from_scratch.generation.sampling import Number, check_logits
-from lm_from_scratch.limits import Count, require, sequence
+from lm_from_scratch.limits import Count, require
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.batch import padded_batch
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from lm_from_scratch.cache.interface import Cache
 from lm_from_scratch.cache.kv import KVCache
 from lm_from_scratch.cache.slots import StaticCache, cache_for
-from lm_from_scratch.generation.logit_processors import LogitProcessor, processed
+from lm_from_scratch.generation.logit_processors import LogitProcessor, processed, sequence
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.limits import Count, is_integer, require, sequence, shown
+from lm_from_scratch.limits import Count, is_integer, require, shown
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.models.modes import evaluating
 from lm_from_scratch.text.batch import padded_batch

@@ -12,14 +12,22 @@ arXiv:1705.04304 (no trigram twice).
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lm_from_scratch.limits import Count, Whole, require, sequence, shown
+from lm_from_scratch.limits import Count, Whole, require, shown
 
 #: Changes the logits (B, V) of the next token, given the tokens of every row so far.
 LogitProcessor = Callable[[Tensor, Sequence[Sequence[int]]], Tensor]
+
+
+def sequence(name: str, given: Any) -> list[Any]:
+    """What was ``given``, as a list. Raises ``ValueError`` where it is no collection."""
+    if not isinstance(given, Collection) or isinstance(given, str):
+        raise ValueError(f"{name}={given!r} must be a list, as {[given]!r} is")
+    return list(given)
 
 
 def processed(

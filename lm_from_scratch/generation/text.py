@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from lm_from_scratch.generation.generate import generate
-from lm_from_scratch.generation.logit_processors import LogitProcessor
+from lm_from_scratch.generation.logit_processors import LogitProcessor, sequence
 from lm_from_scratch.generation.sampling import Sampler
-from lm_from_scratch.limits import sequence
 from lm_from_scratch.models.interface import CausalLM
 from lm_from_scratch.text.tokenizer import Tokenizer
 

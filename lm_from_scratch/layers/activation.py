@@ -52,6 +52,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 #: The type of a config's field that names one.
 Activation = Annotated[
-    str,
-    Limit(f"is not one of {sorted(ACTIVATIONS)}", lambda name: name in [*ACTIVATIONS]),
+    str, Limit(f"is not one of {sorted(ACTIVATIONS)}", [*ACTIVATIONS].__contains__)
 ]

@@ -34,11 +34,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
 
 class LayerNorm(nn.Module):
     """LayerNorm of ``x`` (..., C) over its C = ``n_embd`` features, with a weight (ones) and a bias
-    (zeros).
-
-    ``forward`` calls torch's fused kernel, which computes :func:`layer_norm` in one pass over
-    memory. The tests hold the two equal, in value and in gradient.
-    """
+    (zeros). ``forward`` calls torch's fused kernel, which computes :func:`layer_norm` in one pass
+    over memory. The tests hold the two equal, in value and in gradient."""
 
     def __init__(self, n_embd: int, eps: float = 1e-5) -> None:
         super().__init__()

@@ -196,7 +196,8 @@ class GPT2Model(nn.Module):
         x = embedded(idx, self.wte)
         check_cache(cache)
         seen = cache.see(idx, positions, documents, self.config.windows)
-        self._check_length(positions, cache.length + idx.shape[1] if positions is None else 0)
+        end = cache.length + idx.shape[1] if positions is None else known(positions.max(), -1) + 1
+        self._check_length(end)
         x = x + self.wpe(seen[0].query_positions.clamp(min=0))
         x = F.dropout(x, self.config.embd_pdrop) if self.training else x
         for layer, block in enumerate(self.h):
@@ -208,9 +209,7 @@ class GPT2Model(nn.Module):
         """The table of the tokens' vectors."""
         return self.wte
 
-    def _check_length(self, positions: Tensor | None, length: int) -> None:
-        if positions is not None:  # where they are not known, the lookup has its own check
-            length = known(positions.max(), otherwise=-1) + 1
+    def _check_length(self, length: int) -> None:
         if length > self.config.block_size:
             raise ValueError(
                 f"the sequence has {length} tokens, but block_size={self.config.block_size}: "

@@ -61,7 +61,7 @@ def test_what_are_no_token_ids(model, idx: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cache": 5}, "the cache is a int: it must be one as GrowingCache"),
+        ({"cache": 5}, "the cache is a int, not one as GrowingCache"),
         ({"cache": None}, "the cache is a NoneType"),
         ({"positions": [[0, 1, 2]] * 2}, "positions are a list; they must be a tensor"),
         ({"positions": torch.ones(2, 3)}, "positions have dtype torch.float32"),
