@@ -120,9 +120,9 @@ def by_layer(visibility: Visibility, windows: Sequence[int | None]) -> list[Visi
 
 
 def place(x: Tensor, positions: Tensor | None, start: int) -> Tensor:
-    """Positions for the tokens ``x`` (B, T, ...): those given (B, T), or ``start``, ``start + 1``,
-    ... (1, T), since all rows are alike. Raises ``ValueError`` if there is no token, or the
-    positions do not fit."""
+    """Positions for the tokens ``x`` (B, T, ...): the ``positions`` (B, T) given, or ``start``,
+    ``start + 1``, ... (1, T), since all rows are alike. Raises ``ValueError`` if there is no token,
+    or the positions do not fit."""
     B, T = x.shape[:2]
     if B == 0 or T == 0:
         raise ValueError(f"the tokens have shape {(B, T)}: there must be at least one")
