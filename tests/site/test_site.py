@@ -125,6 +125,10 @@ async ({tags, whole, everywhere, sound}) => {
     }
     return grounds.get(element);
   };
+  const looks = element => {
+    const {color, fontSize, fontWeight, textShadow} = getComputedStyle(element);
+    return [color, fontSize, fontWeight, textShadow, ground(element)];
+  };
   const known = new Set(sound);
   const kinds = new Map();
   for (const element of document.body.querySelectorAll('*')) {
@@ -132,10 +136,6 @@ async ({tags, whole, everywhere, sound}) => {
     const link = element.matches('a[href]');
     if (!(says || link || element.matches('input, textarea, select'))) continue;
     if (!element.checkVisibility({visibilityProperty: true})) continue;
-    const looks = one => {
-      const {color, fontSize, fontWeight, textShadow} = getComputedStyle(one);
-      return [color, fontSize, fontWeight, textShadow, ground(one)];
-    };
     const kind = looks(element);
     if (link) {
       const {textDecoration, fontStyle, fontFamily, borderBottom} = getComputedStyle(element);
