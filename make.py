@@ -87,13 +87,15 @@ def install() -> None:
     say("Installing the requirements: minutes on the first call, then seconds")
     carried = ["--no-index", "--find-links", str(WHEELS)] if WHEELS.is_dir() else []
     wanted = [*(carried or torch_builds(python)), *PINNED, "--editable", EXTRAS]
-    if not succeeds(python, *PIP, "install", "--quiet", *wanted):
+    if not succeeds(python, *PIP, "install", "--quiet", "--no-compile", *wanted):
         needs = "the network. Run the command again: it goes on."
         if carried:
             needs = f"wheels for this system in {WHEELS}, or that folder gone."
         sys.exit(
             f"The installation is not complete; the first lines above say why. It needs {needs}"
         )
+    # pip would compile on one core. A file that is no Python, which packages have, is no mistake.
+    process(python, "-m", "compileall", "-qq", "-j", "0", str(VENV))
     stamp.touch()
 
 

@@ -106,6 +106,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_use_type_comments = False  # there are none; looking for them reads each function again
 # Triton exists on machines with a GPU only; its pages are built everywhere.
 autodoc_mock_imports = [] if importlib.util.find_spec("triton") else ["triton"]
 python_use_unqualified_type_names = True

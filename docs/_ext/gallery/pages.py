@@ -233,14 +233,17 @@ def target(page: str, link: re.Match[str]) -> str:
 
 
 @cache
-def listed(page: str, name: str) -> list[str]:
-    """A list in a comment of the gallery, or in the metadata of a notebook; empty without it."""
+def settings(page: str) -> dict[str, Any]:
+    """What is in comments of the gallery, or in the metadata of a notebook."""
     path = source(page)
     if path.suffix == ".ipynb":
-        lists = json.loads(path.read_text(encoding="utf-8"))["metadata"][METADATA]
-    else:
-        lists, _ = py_source_parser.split_code_and_text_blocks(str(path))
-    return list(lists.get(name, []))
+        return dict(json.loads(path.read_text(encoding="utf-8"))["metadata"][METADATA])
+    return dict(py_source_parser.split_code_and_text_blocks(str(path))[0])
+
+
+def listed(page: str, name: str) -> list[str]:
+    """A list of these settings; empty without it."""
+    return list(settings(page).get(name, []))
 
 
 @cache
@@ -262,18 +265,21 @@ def behind(page: str) -> frozenset[str]:
     return frozenset(needs(page)).union(*map(behind, needs(page)))
 
 
-@cache
 def minutes(page: str) -> int:
     """Minutes to read a page: words, lines of code and formulas, each at the pace stated above.
     Blank lines, comments and what is folded do not count, addresses are no words."""
-    return round(minutes_of(blocks(source(page)))[0])
+    return round(both_minutes(page)[0])
 
 
-@cache
 def minutes_to_follow(page: str) -> int:
     """Minutes for somebody who runs the code and does the exercises, rounded to five."""
     exercised = MINUTES_AN_EXERCISE * exercises(page)
-    return 5 * round((minutes_of(blocks(source(page)))[1] + exercised) / 5)
+    return 5 * round((both_minutes(page)[1] + exercised) / 5)
+
+
+@cache
+def both_minutes(page: str) -> tuple[float, float]:
+    return minutes_of(blocks(source(page)))
 
 
 def words(text: str) -> int:
