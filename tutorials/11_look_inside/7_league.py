@@ -26,7 +26,7 @@ from lm_from_scratch.instruments.plot import figure
 
 model, tokenizer = load_shipped("worlds")
 model = model.float().requires_grad_(False)
-stories = play.rounds(model, tokenizer, seeds=3, labelled=300, new=100)
+stories = play.rounds(model, tokenizer, seeds=2, labelled=300, new=100)
 
 known = stories[0].labelled.questions
 lengths = (known.positions >= 0).sum(1)
@@ -54,7 +54,7 @@ methods = {
 sizes = (None, 0.5, 1, 1.5, 2)
 
 
-def spread(values):  # mean, lowest, highest
+def spread(values):  # mean, lower, higher
     low, high = min(values), max(values)
     return f"{mean(values):4.0%} ({low:.0%} to {high:.0%})".rjust(17)
 
@@ -79,9 +79,9 @@ axes[0].set_yticks(range(len(rows)), [r.method for r in rows][::-1], fontsize=9)
 plt.show()
 
 # %%
-# There are three rounds. In each, a method learns from 300 stories and their rooms, and is judged on 100 new ones.
+# There are two rounds. In each, a method learns from 300 stories and their rooms, and is judged on 100 new ones.
 #
-# A dot is the mean of the rounds, a bar goes from the lowest to the highest. *Recovered* is the share of all new stories
+# A dot is the mean of the rounds, a bar goes from the lower to the higher. *Recovered* is the share of all new stories
 # whose room is named. *False claims* is the share of the named rooms that are wrong. *Flips*: for each
 # story, one of the seven wrong rooms is drawn, the method writes it, and we count how often the model then says it.
 #
@@ -132,10 +132,10 @@ at_3 = {r.method: r for r in rows}
 reading = {name: mean(r.recovered) for name, r in at_3.items()}
 flips = {n: [mean(v) for v in r.flips] for n, r in at_3.items()}
 
-at_the_end = play.league(stories, methods, layer=4, sizes=sizes)
+at_the_end = play.league(stories, methods, layer=4)
 for r in at_the_end:
     print(f"{r.method:16}", end="")
-    print(spread(r.recovered), spread(r.false_claims), spread(r.flips[2]))
+    print(spread(r.recovered), spread(r.false_claims), spread(r.flips[1]))
 end = {r.method: r for r in at_the_end}
 
 assert reading["linear probe"] == max(reading.values())
@@ -229,10 +229,10 @@ def shuffled(model, layer, states, rooms):
 # * More than eight of ten.
 
 torch.manual_seed(0)
-control = play.league(stories, {"shuffled": shuffled}, layer=3, sizes=sizes)
+control = play.league(stories, {"shuffled": shuffled}, layer=3)
 for r in control[1:]:
     print(f"{r.method:16}", end="")
-    print(spread(r.recovered), spread(r.false_claims), spread(r.flips[2]))
+    print(spread(r.recovered), spread(r.false_claims), spread(r.flips[1]))
 
 assert mean(control[1].recovered) < 0.15
 assert mean(control[1].false_claims) > 0.7
@@ -248,8 +248,8 @@ for size, a, b in zip(sizes, flips["mean difference"], flips["dictionary"]):
 
 pairs = [*zip(flips["mean difference"], flips["dictionary"])][2:]
 assert mean([a for a, _ in pairs]) > mean([b for _, b in pairs])
-assert mean(end["mean difference"].flips[2]) > 0.9
-assert mean(end["dictionary"].flips[2]) < 0.6
+assert mean(end["mean difference"].flips[1]) > 0.9
+assert mean(end["dictionary"].flips[1]) < 0.6
 
 # %%
 # It holds for this dictionary: clearly before the last block, by far after it. But it is small, and it was fitted to
