@@ -109,17 +109,17 @@ assert with_cache == (linear, visible * all_pairs)
 # Measure it
 # ----------
 #
-# The clock runs on a GPT-2 with L = 4 and C = 256. Each round runs both ways in turn, and does so twice: ``crop``
+# The clock runs on a GPT-2 with L = 4 and C = 192. Each round runs both ways in turn, and does so twice: ``crop``
 # takes the token back, and the shorter time counts. So other programs on the computer disturb the times little, and
 # both ways alike.
 
 config = GPT2Config(
-    n_layer=4, n_head=4, n_embd=256, vocab_size=512, bos_token_id=None,
+    n_layer=4, n_head=4, n_embd=192, vocab_size=512, bos_token_id=None,
     eos_token_id=None,
 )  # fmt: skip
 torch.manual_seed(0)
 model = GPT2LMHeadModel(config).eval()
-N = 160
+N = 128
 text = torch.randint(0, 512, (1, N))
 
 
@@ -168,7 +168,7 @@ for name, line, colour in (("without", "-", 3), ("with", "--", 0)):
     each.plot(n[shown], formula[name][shown], **style)
 for ax, title in ((total, "Seconds, n tokens"), (each, "Seconds, token n")):
     ax.set(title=title, xlabel="n", xscale="log", yscale="log")
-    ax.set_xticks([8, 24, 64, 160], ["8", "24", "64", "160"])
+    ax.set_xticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"])
     ax.minorticks_off()
 lines = total.get_legend_handles_labels()
 chart.legend(*lines, loc="outside lower center", ncols=2, frameon=False)
@@ -185,13 +185,13 @@ print(f"{clock_ratio:.1f} times fewer seconds;", end=" ")
 print(f"in the last quarter {middle:.1f} ({low:.1f} to {high:.1f})")
 print("time of a token, last quarter over first:", end=" ")
 print(*(f"{name} {ratio:.1f}" for name, ratio in growth.items()), sep=", ")
-assert 2 < clock_ratio < count_ratio
+assert 1.5 < clock_ratio < count_ratio
 assert spent["with"].sum() > formula["with"].sum()
 assert middle > 1.2 * early.median()
 assert 0.09 < formula["with"][-1] / formula["with"][0] - 1 < 0.11
 
 # %%
-# Without a cache the time of a token grows with the text. With one it grows much less: by formula, the last of 160
+# Without a cache the time of a token grows with the text. With one it grows much less: by formula, the last of 128
 # tokens costs about a tenth more than the first.
 #
 # But the clock saves less than the count. The dashed lines lie above their formula: with one token in a pass, the same
@@ -261,7 +261,7 @@ for B, cache in caches.items():
     prefill(model, text[:B, :16], cache)
 assert caches[8].nbytes == 8 * caches[1].nbytes
 rate = {name: [] for name in (*rows, "prefill", "multiply", "read")}
-for t in range(16, 24):
+for t in range(16, 21):
     for B, cache in caches.items():
         took = seconds(decode, model, text[:B, t], cache)
         rate[B].append(B / took)
