@@ -225,8 +225,9 @@ import matplotlib.pyplot as plt
 
 from lm_from_scratch.instruments.plot import figure
 
+plain = loss()
 rise = {
-    part: [loss(**{part: Rounded(b)}) - loss() for b in (2, 3, 4, 8)]
+    part: [loss(**{part: Rounded(b)}) - plain for b in (2, 3, 4, 8)]
     for part in ("keys", "values")
 }
 _, (ax,) = figure(4.6, 3.0)
