@@ -213,7 +213,7 @@ assert max(max(pair) for pair in errors["correct"]) < 1e-12
 shipped = {"GPT-2": model, "Qwen2": load_shipped("qwen2-docs")[0]}
 exact = {name: copy.deepcopy(m).double() for name, m in shipped.items()}
 sampler = Sampler(top_p=0.95)
-texts = generate(model, [[end]], 60, sampler, num_return_sequences=24)
+texts = generate(model, [[end]], 24, sampler, num_return_sequences=24)
 texts = complete(texts)
 cuts = torch.randint(3, 25, (24,), generator=generator).tolist()
 prompts = [[end, *text[:cut]] for text, cut in zip(texts, cuts)][:10]
