@@ -101,9 +101,9 @@ torch.save(model.state_dict(), f"{folder}/weights-{rank}.pt")
 
 from lm_from_scratch.text.corpora import load_corpus
 
-text = "\n".join(document.text for document in load_corpus("reference")[:9])
-ids = torch.tensor(tokenizer.encode(text)[: 3 * 8 * 65])
-batches = ids.view(3, 8, 65)
+text = "\n".join(document.text for document in load_corpus("reference")[:3])
+ids = torch.tensor(tokenizer.encode(text)[: 3 * 8 * 33])
+batches = ids.view(3, 8, 33)
 torch.save(list(batches), folder / "batches.pt")
 (folder / "train.py").write_text(beginning + loop, encoding="utf-8")
 

@@ -181,11 +181,11 @@ def config(optimizer="adamw"):
 
 
 def steps(numbers, batches, group=Processes()):
-    """Seven steps of two batches each; yields the model and the optimizer."""
+    """The first four steps, of two batches each; yields model and optimizer."""
     model = new_model()
     loss_of = group.wrap(NextTokenLoss(model), blocks(model))
     optimizer = make_optimizer(model, numbers, group.optimizer)
-    for step in range(numbers.steps):
+    for step in range(4):
         parts = [batches[2 * step], batches[2 * step + 1]]
         optimizer_step(
             loss_of, optimizer, parts, numbers.max_grad_norm, group
@@ -241,7 +241,7 @@ def results(name):
 
 
 # %%
-# What does training exchange? The next script takes seven steps with DDP and seven with FSDP, with AdamW and with
+# What does training exchange? The next script takes four steps with DDP and four with FSDP, with AdamW and with
 # GaLore, and counts every collective. A dispatch mode sees them, as it sees `every operation of a step
 # <4a_training_memory_in_depth.ipynb>`_.
 #
@@ -305,7 +305,7 @@ def local(x):
 def run(group, optimizer):
     report = {"calls": [], "bytes": []}
     taken = steps(config(optimizer), batches, group)
-    for _ in range(config().steps):
+    for _ in range(4):
         with Traffic() as traffic:
             model, used = next(taken)
         report["calls"].append(traffic.calls)
@@ -407,7 +407,7 @@ one = both[0]
 # The same weights
 # ~~~~~~~~~~~~~~~~
 #
-# One process takes the same seven steps of two batches each, by the same function.
+# One process takes the same four steps of two batches each, by the same function.
 
 alone = {}
 for optimizer in ("adamw", "galore"):
@@ -559,7 +559,7 @@ for rank, (first, last) in enumerate(one["between"] for one in both):
 #
 # A tall matrix has a right basis Q, and each process projects its rows. A wide one has a left basis P, and the
 # projected gradient is a sum over processes: an all-reduce of a small tensor. Only a new basis needs the whole
-# gradient. Here one is made in steps 1, 4 and 7.
+# gradient. Here one is made in steps 1 and 4.
 
 table("fsdp galore")
 gathers = [calls["all-gather"] for calls in one["fsdp galore"]["calls"]]
@@ -569,7 +569,7 @@ print("gathers beside those of the weights:", extra)
 matrices = [
     p for p in small_run.new_model().model.layers.parameters() if p.dim() == 2
 ]
-assert extra == [len(matrices) if step % 3 == 0 else 0 for step in range(7)]
+assert extra == [len(matrices) if step % 3 == 0 else 0 for step in range(4)]
 
 # %%
 # Every process computes the same basis from the same whole gradient, and that of process 0 is broadcast, so that all
