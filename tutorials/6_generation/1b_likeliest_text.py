@@ -37,13 +37,6 @@ model, tokenizer = load_shipped()
 end, V = tokenizer.eos_token_id, model.config.vocab_size
 
 
-def log_probability(model, prompt, tokens):
-    idx = torch.tensor([[*prompt, *tokens]])
-    logits = model(idx)[0, len(prompt) - 1 : -1].double()  # (t, V)
-    chosen = idx[0, len(prompt) :, None]
-    return logits.log_softmax(-1).gather(-1, chosen).sum().item()
-
-
 def text(tokens):
     return printable(tokenizer.decode(list(tokens)))
 
@@ -136,12 +129,13 @@ assert (V - 1) ** 30 > 10**100
 
 scores, cost, examples = {}, {}, {}
 for early in (True, False, "never"):
-    results = beam_search(model, docs, 30, 2, 1.0, early, stop_tokens=[end])
-    scores[early] = torch.tensor([own[0].score for own in results])
-    examples[early] = results[
-        functions.index("garden.Plant.water\n\nReturn the")
-    ][0]
-    steps = beam_steps(model, docs, 30, 2, 1.0, early, [end])
+    steps = list(beam_steps(model, docs, 30, 2, 1.0, early, [end]))
+    best = [
+        max((h for h in all_of if h.fate == "finished"), key=lambda h: h.score)
+        for all_of in (itertools.chain(*own) for own in zip(*steps))
+    ]
+    scores[early] = torch.tensor([h.score for h in best])
+    examples[early] = best[functions.index("garden.Plant.water\n\nReturn the")]
     cost[early] = sum(sum(map(bool, step)) for step in steps)
     print(f"{early!s:6} score {scores[early].mean():.3f}, steps {cost[early]}")
 for more, less in ((False, True), ("never", False)):
@@ -190,6 +184,16 @@ def beams(n, processors=no_end):
     return [own[0].tokens for own in results]
 
 
+def log_probabilities(prompts, rows):
+    """The mean log-probability of each row's tokens, all of one length t."""
+    idx, t = (
+        torch.tensor([p + [*r] for p, r in zip(prompts, rows)]),
+        len(rows[0]),
+    )
+    log_p = model(idx)[:, -t - 1 : -1].log_softmax(-1)  # (B, t, V)
+    return log_p.gather(-1, idx[:, -t:, None]).mean((1, 2)).tolist()
+
+
 def drawn(sampler):
     return complete(generate(model, given, 60, sampler, processors=no_end))
 
@@ -208,7 +212,7 @@ print(len(given), "pieces")
 assert len(given) > 3
 print(f"{'':26}{'log p':>7}{'repeated':>10}{'different':>11}")
 for name, rows in written.items():
-    mean = [log_probability(model, p, r) / 60 for p, r in zip(given, rows)]
+    mean = log_probabilities(given, rows)
     share = [repeated(row) for row in rows]
     kinds = sum(len(set(row)) for row in rows) / len(rows)
     measured[name] = sum(mean) / len(rows), sum(share) / len(rows), kinds
