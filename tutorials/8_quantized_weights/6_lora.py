@@ -75,7 +75,7 @@ def loss_of(model, rows):
 
 def fine_tune(model, steps, lr=5e-3):
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr)
+    optimizer = torch.optim.AdamW(trained, lr, fused=True)
     for _ in range(steps):
         starts = torch.randint(len(ids) - 65, (4, 1))
         loss_of(model, ids[starts + torch.arange(65)]).backward()

@@ -227,7 +227,9 @@ def held_out_loss(model):
 def fine_tuned(seed, lr, **kind):
     torch.manual_seed(seed)
     model = shipped(**kind).train()
-    optimizer = torch.optim.AdamW(trained(model), lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        trained(model), lr, weight_decay=0.0, fused=True
+    )
     for _ in range(12):
         starts = torch.randint(len(learn) - 33, (4, 1))
         optimizer.zero_grad()
