@@ -36,9 +36,10 @@ class Timeline(TorchDispatchMode):
     def __init__(self, model, optimizer):
         super().__init__()
         self.params = list(model.parameters())
-        self.fixed = [*self.params, *model.buffers()]
         self.optimizer = optimizer
         self.seen, self.rows, self.marks = {}, [], []
+        fixed = *self.params, *model.buffers()
+        self.fixed = {self.see(x): 0 for x in fixed}
 
     def see(self, x):
         storage = x.untyped_storage()
@@ -50,8 +51,9 @@ class Timeline(TorchDispatchMode):
     def bytes(self):
         states = self.optimizer.state.values()
         grads = [p.grad for p in self.params if p.grad is not None]
-        kind = {self.see(x): 0 for x in self.fixed}
-        kind |= {self.see(x): 1 for state in states for x in state.values()}
+        kind = self.fixed | {
+            self.see(x): 1 for state in states for x in state.values()
+        }
         kind |= {self.see(grad): 2 for grad in grads}
         total = [0, 0, 0, 0]
         for key, (reference, size) in list(self.seen.items()):
@@ -63,6 +65,8 @@ class Timeline(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
+        if function.is_view:  # holds no bytes of its own
+            return out
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor):
                 self.see(x)
@@ -143,7 +147,8 @@ def timeline(make, inside=False, rows=2, checkpointing=False, chunked=False):
         for counted in (False, True):  # the first step makes the state
             watch = Timeline(model, optimizer)
             with watch if counted else nullcontext():
-                loss = loss_of(model, tokens(rows), chunked)
+                idx = tokens(rows if counted else 1)
+                loss = loss_of(model, idx, chunked)
                 watch.mark()
                 loss.backward()
                 watch.mark()
@@ -321,8 +326,7 @@ for make in (adamw, galore):
     with update_in_backward(optimizer, 2):
         with Timeline(model, optimizer) as watch:
             loss_of(model, data[1]).backward()
-        _, _, grads, rest = watch.bytes()
-        sums = rest - data[1].nbytes  # the batch is alive too
+        _, _, grads, sums = watch.bytes()
         optimizer.step()
     projected = [s["exp_avg"] for s in optimizer.state.values() if "age" in s]
     others = [p for p, s in optimizer.state.items() if "age" not in s]
