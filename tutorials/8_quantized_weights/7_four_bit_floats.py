@@ -161,10 +161,9 @@ def lines(asked):  # tokens, and where the next one is an answer's
 
 
 def answers(model, idx, count):  # the loss in nats, and the share that is right
-    asked, after = idx[:, :-1].split(50), idx[:, 1:]
-    logits = torch.cat([*map(model, asked)])
-    wrong = (logits.argmax(-1) != after) & count
-    loss = F.cross_entropy(logits[count], after[count])
+    logits = torch.cat([*map(model, idx[:, :-1].split(50))])
+    wrong = (logits.argmax(-1) != idx[:, 1:]) & count
+    loss = F.cross_entropy(logits[count], idx[:, 1:][count])
     return loss, 1 - wrong.any(1).float().mean()
 
 
@@ -244,8 +243,7 @@ def peak(x):
 
 down, peaks = model.model.layers[1].mlp.down_proj, []
 hook = down.register_forward_hook(lambda _, x, y: peaks.append(peak(x[0])))
-with torch.no_grad():
-    model(test[0][:50])
+model(test[0][:50])
 hook.remove()
 print(f"weights {peak(down.weight):.1f} times, inputs {peaks[0]:.1f} times")
 
@@ -293,7 +291,7 @@ plt.show()
 # Train with the rounding in place
 # --------------------------------
 #
-# Can the model learn to live with these values? *Quantisation-aware training* rounds in every forward pass, while AdamW
+# Can the model learn to live with these values? *Quantisation-aware training* rounds in every forward pass, while Adam
 # goes on changing weights in float32, of which the rounded ones are made.
 #
 # There is one obstacle. Rounding is a staircase: flat almost everywhere.
@@ -326,16 +324,13 @@ learn = lines([q for q in asked if not is_held_out("sort", q)])
 
 def train(model, seed, steps=25, lr=2e-4):
     torch.manual_seed(seed)
-    adamw = torch.optim.AdamW(
-        model.parameters(), lr, weight_decay=0.0, fused=True
-    )
+    adam = torch.optim.Adam(model.parameters(), lr, fused=True)
     for step in range(steps):
-        adamw.param_groups[0]["lr"] = lr * (1 - step / steps)
+        adam.param_groups[0]["lr"] = lr * (1 - step / steps)
         rows = torch.randint(len(learn[0]), (32,))
-        loss, _ = answers(model, *(part[rows] for part in learn))
-        adamw.zero_grad()
-        loss.backward()
-        adamw.step()
+        adam.zero_grad()
+        answers(model, *(part[rows] for part in learn))[0].backward()
+        adam.step()
     return model.requires_grad_(False)
 
 
