@@ -19,6 +19,7 @@ one to four bytes: one for the letters of English, more for the rest.
 # sphinx_gallery_words = ["UTF-8", "surrogate", "bytes_to_unicode", "encode_special_tokens", "TextStreamer", "special tokens", "allowed_special", "disallowed_special", "endoftext", "eos_token", "UnicodeDecodeError", "replacement character", "pre-tokenization regex", "train a tokenizer", "add_special_tokens", "prompt injection", "document_ids", "emoji", "unicode characters"]
 
 import json
+import operator
 from collections import Counter
 from itertools import pairwise
 
@@ -34,14 +35,13 @@ for character in "aß中😀":
 # characters.
 
 characters = [chr(n) for n in range(0x110000) if not 0xD800 <= n <= 0xDFFF]
-lengths = Counter(len(character.encode("utf-8")) for character in characters)
+bytes_of = [character.encode("utf-8") for character in characters]
+lengths = Counter(map(len, bytes_of))
 for length, count in sorted(lengths.items()):
     print(f"{count:9,d} characters of length {length}")
 
 assert len(characters) == 1_112_064
-assert len({character.encode("utf-8") for character in characters}) == len(
-    characters
-)
+assert len(set(bytes_of)) == len(characters)
 assert set(lengths) == {1, 2, 3, 4}
 
 # %%
@@ -126,13 +126,13 @@ assert learn_merges(toy, 1000) == merges_of(backend)
 print(len(merges_of(backend)), "merges, all equal")
 
 # %%
-# Four words are an easy test. Here are the words of the whole training text, and the first 60
+# Four words are an easy test. Here are the words of the whole training text, and the first 30
 # merges. The pieces are bytes now; the library shows each byte as a printable character, and the
 # space as Ġ.
 
 word_counts = Counter(tuple(word) for text in texts for word in words_of(text))
-learned = learn_merges(word_counts, 60)
-by_library = Tokenizer.train(texts, vocab_size=256 + 1 + 60)
+learned = learn_merges(word_counts, 30)
+by_library = Tokenizer.train(texts, vocab_size=256 + 1 + 30)
 
 assert learned == merges_of(by_library.backend)
 print(" ".join("".join(pair) for pair in learned))
@@ -463,9 +463,8 @@ def new_encode(text):
     return list(text.encode("utf-8"))
 
 
-lost = sum(
-    old_decode(old_encode(character)) != character for character in characters
-)
+back = old_decode(old_encode("".join(characters)))
+lost = sum(map(operator.ne, back, characters))
 print(f"{lost:,d} of {len(characters):,d} characters come back as another one")
 
 assert lost > 1_000_000
