@@ -401,7 +401,7 @@ def without(model, l, h):
     hook.remove()
 
 
-texts = rows[:6]
+texts = rows[:4]
 plain = surprise(model, texts)
 damage = torch.zeros(L, H)
 for l in range(L):
