@@ -27,7 +27,7 @@ found = {word.strip("(),.;:") for word in text.split()}
 english = sorted(word for word in found if re.fullmatch("[a-z]{4,7}", word))
 aside = sorted({word[:4] for word in english})[::5]
 words = [word for word in english if word[:4] not in aside]
-new_words = [word for word in english if word[:4] in aside]
+new_words = [word for word in english if word[:4] in aside][::2]
 letters = ".abcdefghijklmnopqrstuvwxyz"  # the dot is the edge of a word
 
 for name, invented in zip(
@@ -47,7 +47,7 @@ ax.plot(
     + [2.48, 2.43, 2.47, 2.33, 2.40, 2.38, 2.38, 2.33],
     label="GPT: words that it reads",
 )
-ax.plot(800, 2.34, "o", color="black", label="GPT: new words")
+ax.plot(800, 2.37, "o", color="black", label="GPT: new words")
 for n, extra, dashes in ((1, 0.3, "--"), (2, 0.2, ":")):
     counted, tests = (
         [
@@ -255,10 +255,10 @@ gpt_loss = fmean(s.data for word in new_words for s in surprises(word))
 print(f"surprise at new words: {gpt_loss:.2f}")
 print(*[invent() for _ in range(10)])
 
-assert abs(gpt_loss - 2.34) < 0.06
+assert abs(gpt_loss - 2.37) < 0.06
 assert [line.get_label()[:8] for line in ax.lines[2:]] == ["counts, "] * 2
 assert all(gpt_loss + 0.015 < line.get_ydata()[0] for line in ax.lines[2:])
-assert 900 < len(words) < 1050 and 200 < len(new_words) < 300
+assert 900 < len(words) < 1050 and 100 < len(new_words) < 150
 for recorded, mean in zip(
     ax.lines[0].get_ydata(),
     (fmean(losses[step : step + 50]) for step in range(0, 800, 50)),
