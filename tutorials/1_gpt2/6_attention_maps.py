@@ -288,8 +288,9 @@ shape = dict(vocab_size=16, block_size=T, n_layer=2, n_head=1, n_embd=48)
 rest = dict(initializer_range=0.1, bos_token_id=None, eos_token_id=None)
 drop = dict(embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0)
 small = GPT2LMHeadModel(GPT2Config(**shape, **rest, **drop))
-optimizer = torch.optim.AdamW(small.parameters(), lr=3e-3, betas=(0.9, 0.98))
-for step in range(200):
+options = dict(lr=3e-3, betas=(0.9, 0.98), fused=True)
+optimizer = torch.optim.AdamW(small.parameters(), **options)
+for step in range(160):
     idx, n = secrets(24)
     seen = torch.where(torch.arange(1, T) > n, idx[:, 1:], -100)
     loss = F.cross_entropy(small(idx)[:, :-1].transpose(1, 2), seen)
