@@ -191,7 +191,7 @@ from lm_from_scratch.models.heads import SequenceClassifier
 
 torch.manual_seed(0)
 tuned = SequenceClassifier(copy.deepcopy(model.backbone), 6)
-optimizer = torch.optim.AdamW(tuned.parameters(), lr=5e-4)
+optimizer = torch.optim.AdamW(tuned.parameters(), lr=5e-4, fused=True)
 for chosen in torch.randperm(len(train)).split(24):
     part = batch_of([train[i].text for i in chosen])
     logits = tuned(part.idx, positions=part.positions)  # (24, 6)
