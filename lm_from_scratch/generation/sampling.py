@@ -125,12 +125,16 @@ def draw(logits: Tensor, u: Tensor) -> Tensor:
     def weights(logits: Tensor) -> Tensor:
         return (logits.to(wide) - largest).exp_()
 
+    if V <= BLOCK:  # its weights are needed once
+        inside = weights(logits)
+        point = u.to(inside)[:, None] * inside.sum(dim=-1, keepdim=True)
+        return piece_of(inside.cumsum(dim=-1), point)[:, 0]
     sums = [weights(block).sum(dim=-1) for block in logits.split(BLOCK, dim=-1)]
     line = torch.stack(sums, dim=-1).cumsum(dim=-1)  # the ends of the blocks, (B, V / BLOCK)
     point = u.to(line)[:, None] * line[:, -1:]
     block = piece_of(line, point)  # (B, 1)
     point = point - F.pad(line, (1, 0)).gather(1, block)  # from the beginning of the block on
-    ids = block * BLOCK + torch.arange(min(BLOCK, V), device=logits.device)
+    ids = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = weights(logits.gather(1, ids.clamp(max=V - 1))).masked_fill_(ids >= V, 0.0)
     return ids.gather(1, piece_of(inside.cumsum(dim=-1), point))[:, 0]
 
