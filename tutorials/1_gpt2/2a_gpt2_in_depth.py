@@ -369,10 +369,11 @@ def empty_model(size):
 
 
 V, P = 50257, 1024
+empty_models = {size: empty_model(size) for size in SIZES}
 published = [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]
 for (size, numbers), count in zip(SIZES.items(), published):
     L, C = numbers["n_layer"], numbers["n_embd"]
-    counted = sum(p.numel() for p in empty_model(size).parameters())
+    counted = sum(p.numel() for p in empty_models[size].parameters())
     by_formula = V * C + P * C + L * (12 * C**2 + 13 * C) + 2 * C
     assert counted == by_formula == count
     print(f"{size:12} L {L:2}  C {C:4}  parameters {counted:13,}")
@@ -396,7 +397,7 @@ from lm_from_scratch.attention.kinds import use_attention_
 T = 1024
 for size, numbers in SIZES.items():
     L, C = numbers["n_layer"], numbers["n_embd"]
-    empty = empty_model(size)
+    empty = empty_models[size]
     use_attention_(empty, "formula")
     with FlopCounterMode(display=False) as counter:
         empty(torch.zeros(1, T, dtype=torch.long, device="meta"))
