@@ -293,7 +293,7 @@ def linear_probe(states, y, decay=1e-4):
     states, y = states[y != IGNORE], y[y != IGNORE]
     head = torch.nn.Linear(states.shape[1], K)
     solver = torch.optim.LBFGS(
-        head.parameters(), max_iter=40, line_search_fn="strong_wolfe"
+        head.parameters(), max_iter=25, line_search_fn="strong_wolfe"
     )
 
     def loss():
