@@ -238,7 +238,7 @@ def train(make, steps=120, **options):
     others = [p for p in model.parameters() if p.dim() == 1]
     others.append(model.model.embed_tokens.weight)  # the head, too
     groups = [{"params": matrices, **options}, {"params": others}]
-    optimizer = make(groups, lr=0.003, weight_decay=0.0)
+    optimizer = make(groups, lr=0.003, weight_decay=0.0, fused=True)
     for _ in range(steps):
         idx = windows[torch.randint(len(windows), (12,))]  # (B, T)
         loss = causal_lm_loss(model(idx), next_token_targets(idx))
