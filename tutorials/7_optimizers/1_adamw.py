@@ -266,9 +266,9 @@ def train(make, seed, steps=100):
 # Here are three runs of each.
 
 rules = {
-    "gradient descent": lambda p: SGD(p, 0.3),
-    "momentum": lambda p: SGD(p, 0.1, 0.9),
-    "AdamW": lambda p: torch.optim.AdamW(p, 0.003),
+    "gradient descent": lambda p: SGD(p, 0.3, fused=True),
+    "momentum": lambda p: SGD(p, 0.1, 0.9, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.003, fused=True),
 }
 runs = {
     name: torch.stack([train(rule, seed) for seed in range(3)])
