@@ -117,7 +117,7 @@ def milliseconds(run, times=1):
 
 
 took, delivered = {title: [] for title in runners}, []
-for _ in range(7):
+for _ in range(5):
     memory = min(milliseconds(lambda: matrix @ vector) for _ in range(2))
     delivered.append(matrix.nbytes / memory)  # bytes in a millisecond
     for title, model in runners.items():
