@@ -173,7 +173,7 @@ assert 0.1 < waste < 0.7
 # -----------------
 #
 # The lesson took large steps, and the model forgot nearly all it knew. Do plain lines of all six tasks among the chats
-# help? Here are 40 steps on sorting in chats, without such lines and with them, for three seeds each.
+# help? Here are 40 steps on sorting in chats, without such lines and with them, for two seeds each.
 
 
 def sorting(rng):
@@ -211,7 +211,7 @@ def kept(learner):  # the share of right answers in plain lines
 
 
 measured = {"chats": [], "chats and lines": []}
-for seed in range(3):
+for seed in range(2):
     rng = Random(seed)
     chats_only = [conversation(tokenizer, sorting(rng)) for _ in range(320)]
     lines = [line(name, rng) for name in TASKS for _ in range(40)]
