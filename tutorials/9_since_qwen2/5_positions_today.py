@@ -70,13 +70,13 @@ def player(turned, theta, seed):
     attention.rotate = apply_partial_rope if turned else unrotated
     model.model.rotary_emb = RotaryEmbedding(turned or 16, theta)
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, betas=(0.9, 0.98))
+    adamw = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.98), fused=True)
     for _ in range(90):
         idx, *answers = game(16, 64, generator)
         loss = F.cross_entropy(model(idx).mT, torch.maximum(*answers))
-        optimizer.zero_grad()
+        adamw.zero_grad()
         loss.backward()
-        optimizer.step()
+        adamw.step()
     return model
 
 
@@ -205,6 +205,7 @@ torch.testing.assert_close(partial_rope(x, where, 8), theirs)
 
 from lm_from_scratch.checkpoint.weights import load_shipped
 from lm_from_scratch.text.corpora import load_split
+from lm_from_scratch.training.loss import causal_lm_loss
 
 model, tokenizer = load_shipped("qwen2-docs")
 _, documents = load_split(["reference"], held_out=0.05)
@@ -216,7 +217,7 @@ rows = torch.tensor(ids)[: 6 * 257].view(6, 257)
 def loss_with(rotations):
     for block, rotate in zip(model.model.layers, rotations):
         block.self_attn.rotate = rotate
-    return F.cross_entropy(model(rows[:, :-1]).mT, rows[:, 1:]).item()
+    return causal_lm_loss(model(rows[:, :-1]), rows[:, 1:]).item()
 
 
 def turning(pairs):
