@@ -301,7 +301,9 @@ def reader(kind, seed):
     model = build(config)
     model = partial(model, 8) if kind == "half of the features" else model
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), 3e-3, betas=(0.9, 0.98), fused=True
+    )
     for _ in range(110):
         at = torch.randint(len(train) - 65, (6,), generator=generator)
         rows = train[at[:, None] + torch.arange(65)]
