@@ -46,15 +46,17 @@ def write(model, prompts, stop, new=24):
     return [tokenizer.decode(row) for row in rows]
 
 
-def right(questions, said):
-    wanted = [add.answer(q) + "<|endoftext|>" for q in questions]
-    return sum(a == w for a, w in zip(said, wanted)) / len(wanted)
+def right(said):  # the share for each number of digits
+    texts = iter(said)
+    return [
+        sum(next(texts) == add.answer(q) + "<|endoftext|>" for q in asked)
+        / len(asked)
+        for asked in tests.values()
+    ]
 
 
-alone = []
-for questions in tests.values():
-    starts = [tokenizer.start(prompt("add", q)) for q in questions]
-    alone.append(right(questions, write(base, starts, [0])))
+starts = [tokenizer.start(prompt("add", q)) for t in tests.values() for q in t]
+alone = right(write(base, starts, [0]))
 
 _, (ax,) = figure(4.6, 2.4)
 ax.bar(digits, alone, color=COLOURS[0])
@@ -187,8 +189,7 @@ assert tokenizer.decode([*start, *(token.id for token in steps)]) == said
 # * none works, because the model cannot add
 
 
-def with_tool(model, questions):  # all at once: to the call, and after it
-    starts = [tokenizer.start(prompt("add", q)) for q in questions]
+def with_tool(model):  # all at once: to the call, and after it
     calls = write(model, starts, [RESULT, 0])
     full = []
     for begun, call in zip(starts, calls):
@@ -198,10 +199,10 @@ def with_tool(model, questions):  # all at once: to the call, and after it
             result = "error"
         said = tokenizer.encode(call, special=True)
         full.append(begun + said + tokenizer.encode(result + "\n"))
-    return right(questions, write(model, full, [0]))
+    return right(write(model, full, [0]))
 
 
-after = [[with_tool(model, q) for q in tests.values()] for model in models]
+after = [with_tool(model) for model in models]
 
 _, (ax,) = figure(4.6, 2.8)
 ax.plot(digits, alone, "o-", color=COLOURS[0], label="alone")
