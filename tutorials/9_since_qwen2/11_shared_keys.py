@@ -239,11 +239,11 @@ ax.set(title="Held-out loss, two seeds and their mean", ylabel="nats")
 plt.show()
 
 assert plain.min() > 2.8 and plain.max() < 3.3
-assert abs(sharing.mean() - plain.mean()) < 0.2
+assert abs(sharing.mean() - plain.mean()) < plain.max() - plain.min() < 0.2
 assert (told < plain).all()
 
 # %%
-# Less than 0.2: the difference is about as large as the one between two seeds. At this size half of the cache is nearly
+# Less than 0.2: the difference is smaller than the one between two seeds. At this size half of the cache is nearly
 # free. (Four layers and 36 steps cannot say more. In larger experiments, too, sharing between two layers costs
 # little, and among many of them more: the paper on `cross-layer attention <https://arxiv.org/abs/2405.12981>`_ has the
 # numbers.)
