@@ -86,8 +86,8 @@ assert tuple(map(value, range(16))) == VALUES and value(7) == 6
 
 
 def e2m1(x):
-    step = x.abs().log2_().floor_().clamp_(0, 2).exp2_() / 2
-    return (x / step).round_().mul_(step).clamp_(-6, 6)
+    step = x.abs().log2().floor().clamp(0, 2).exp2() / 2
+    return (step * (x / step).round()).clamp(-6, 6)
 
 
 # %%
@@ -103,7 +103,7 @@ def mxfp4(x):  # (..., K)
     block = x.unflatten(-1, (-1, 32))
     top = block.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     scale = (top.log2().floor() - 2).exp2()  # the top becomes 4 to 8
-    return e2m1(block / scale).mul_(scale).flatten(-2)
+    return (scale * e2m1(block / scale)).flatten(-2)
 
 
 model, tokenizer = load_shipped("tasks")
@@ -126,7 +126,7 @@ def nvfp4(x):
     top = block.abs().amax(-1, keepdim=True)
     factor = top.max() / (6 * 448)
     scale = (top / 6 / factor).to(torch.float8_e4m3fn).float() * factor
-    return e2m1(block / scale.clamp(min=1e-30)).mul_(scale).flatten(-2)
+    return (scale * e2m1(block / scale.clamp(min=1e-30))).flatten(-2)
 
 
 moved = [how(matrix) - matrix for how in (mxfp4, nvfp4)]
