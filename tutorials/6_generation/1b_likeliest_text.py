@@ -129,13 +129,12 @@ assert (V - 1) ** 30 > 10**100
 
 scores, cost, examples = {}, {}, {}
 for early in (True, False, "never"):
-    steps = list(beam_steps(model, docs, 30, 2, 1.0, early, [end]))
-    best = [
-        max((h for h in all_of if h.fate == "finished"), key=lambda h: h.score)
-        for all_of in (itertools.chain(*own) for own in zip(*steps))
-    ]
-    scores[early] = torch.tensor([h.score for h in best])
-    examples[early] = best[functions.index("garden.Plant.water\n\nReturn the")]
+    results = beam_search(model, docs, 30, 2, 1.0, early, stop_tokens=[end])
+    scores[early] = torch.tensor([own[0].score for own in results])
+    examples[early] = results[
+        functions.index("garden.Plant.water\n\nReturn the")
+    ][0]
+    steps = beam_steps(model, docs, 30, 2, 1.0, early, [end])
     cost[early] = sum(sum(map(bool, step)) for step in steps)
     print(f"{early!s:6} score {scores[early].mean():.3f}, steps {cost[early]}")
 for more, less in ((False, True), ("never", False)):
@@ -186,10 +185,8 @@ def beams(n, processors=no_end):
 
 def log_probabilities(prompts, rows):
     """The mean log-probability of each row's tokens, all of one length t."""
-    idx, t = (
-        torch.tensor([p + [*r] for p, r in zip(prompts, rows)]),
-        len(rows[0]),
-    )
+    idx = torch.tensor([[*p, *r] for p, r in zip(prompts, rows)])
+    t = len(rows[0])
     log_p = model(idx)[:, -t - 1 : -1].log_softmax(-1)  # (B, t, V)
     return log_p.gather(-1, idx[:, -t:, None]).mean((1, 2)).tolist()
 

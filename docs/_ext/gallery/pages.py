@@ -279,6 +279,7 @@ def minutes_to_follow(page: str) -> int:
 
 @cache
 def both_minutes(page: str) -> tuple[float, float]:
+    """To read and to follow, without the exercises."""
     return minutes_of(blocks(source(page)))
 
 
