@@ -185,7 +185,7 @@ for name, drafter in drafters.items():
 one, four = ("first 1 block", "sampled"), ("first 4 blocks", "sampled")
 assert measured[one][0] < measured[four][0] < measured["Qwen2", "sampled"][0]
 assert measured["look-up", "greedy"][0] > 2 * measured["look-up", "sampled"][0]
-assert all(tokens < 3 for _, tokens in measured.values())
+assert all(tokens < 2.5 for _, tokens in measured.values())
 assert all(0.4 < measured["Qwen2", kind][0] < 0.7 for kind in samplers)
 
 # %%
